@@ -1,0 +1,41 @@
+# Two commands do all the set-up on a fresh machine: `make serve` and `make test`.
+PORT ?= 8000
+HOST ?= 127.0.0.1
+DATA ?= ./data
+MODEL ?= smollm2-135m
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: serve test test-all lint bench clean
+
+$(BIN)/.serve: pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+$(BIN)/.dev: pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,gpu]'
+	@touch $@ $(BIN)/.serve
+
+serve: $(BIN)/.serve
+	@exec $(BIN)/headrace serve --host $(HOST) --port $(PORT) --data $(DATA) --model $(MODEL)
+
+test: $(BIN)/.dev
+	$(BIN)/python -m pytest
+
+test-all: $(BIN)/.dev
+	$(BIN)/python -m pytest -m ''
+
+lint: $(BIN)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(BIN)/.dev
+	$(BIN)/headrace bench
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,68 @@
+"""The forward batch: what the runner hands to a model for one step, as tensors on the model's device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class ForwardBatch:
+    """One step's tokens, packed without padding: sequence s owns rows q_starts[s]:q_starts[s+1].
+
+    T tokens, S sequences, P pages in the longest table, R rows whose logits are wanted.
+    """
+
+    token_ids: Tensor
+    """int32 [T]"""
+    positions: Tensor
+    """int32 [T]: position of each token in its sequence, from 0"""
+    slots: Tensor
+    """int32 [T]: page × page_size + offset where the token's key and value are written"""
+    q_starts: Tensor
+    """int32 [S + 1]: prefix sums of the sequences' query lengths"""
+    kv_lens: Tensor
+    """int32 [S]: tokens of each sequence in the cache, this step's included"""
+    page_table: Tensor
+    """int32 [S, P]: pages of each sequence in order; entries past its end are 0 and never read"""
+    logit_rows: Tensor
+    """int64 [R]: rows of T whose logits are wanted, ascending"""
+
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+        return int(self.token_ids.shape[0])
+
+    @property
+    def num_seqs(self) -> int:
+        """S."""
+        return int(self.kv_lens.shape[0])
+
+
+@dataclass(slots=True)
+class KVTensors:
+    """The paged KV cache's memory: one pair of tensors per layer, each [num_pages, kv_heads, page_size, head_dim]."""
+
+    keys: list[Tensor]
+    values: list[Tensor]
+    page_size: int
+
+    @classmethod
+    def allocate(
+        cls,
+        *,
+        layers: int,
+        num_pages: int,
+        kv_heads: int,
+        page_size: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: str,
+    ) -> KVTensors:
+        """Allocate zeroed pages. Memory: 2 × layers × num_pages × kv_heads × page_size × head_dim × itemsize bytes."""
+        shape = (num_pages, kv_heads, page_size, head_dim)
+        keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
+        values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
+        return cls(keys=keys, values=values, page_size=page_size)

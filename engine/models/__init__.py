@@ -1,0 +1,1 @@
+"""Model families: one short file each over shared blocks."""

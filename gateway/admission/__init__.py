@@ -1,0 +1,1 @@
+"""Who may enter: keys in memory, limits, queue bounds."""

@@ -1,0 +1,1 @@
+"""The models on offer and the engine processes that serve them."""

@@ -1,0 +1,1 @@
+"""The OpenAI wire dialect: requests in, JSON and server-sent events out."""

@@ -1,0 +1,1 @@
+"""From tokens to money: durable intent, settlement, recovery."""

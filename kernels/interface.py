@@ -1,0 +1,128 @@
+"""What every kernel implementation offers: the operations that the engine's models are made of.
+
+Layouts: T tokens of a step, H hidden size, Hq query heads, Hkv key/value heads, D head size, S sequences, P pages per table row.
+Activations are float32 on CPUs. One object implements the whole protocol for one device; `kernels.table()` picks it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+BlockFormat = Literal["q4_0", "q4_1", "q8_0"]
+Activation = Literal["silu", "gelu_tanh"]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockQuantized:
+    """Rows of a weight matrix in GGUF's block formats, as they lie in the file: blocks of 32 along the input dimension.
+
+    q4_0: fp16 d, 16 bytes of nibbles, value = d·(q − 8). q4_1: fp16 d, fp16 m, 16 bytes, value = d·q + m.
+    q8_0: fp16 d, 32 int8, value = d·q. In the 4-bit formats byte j holds element j (low) and element j + 16 (high).
+    """
+
+    data: Tensor
+    """uint8 [N, bytes per row]"""
+    format: BlockFormat
+    in_features: int
+    """K, a multiple of 32"""
+
+    @property
+    def out_features(self) -> int:
+        """N."""
+        return int(self.data.shape[0])
+
+
+WeightPart = Tensor | BlockQuantized
+"""[N, K] float tensor (float32, bfloat16 or float16) or N rows of quantised blocks."""
+
+
+class LinearWeight(Protocol):
+    """An opaque weight matrix in the layout its implementation likes best."""
+
+    @property
+    def in_features(self) -> int: ...
+    @property
+    def out_features(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
+
+class Ops(Protocol):
+    """The operations. Results never alias inputs unless said; a row's result never depends on the other rows of the call
+    (batch invariance) in the `cpu` implementation and in `reference`."""
+
+    name: str
+
+    def pack(self, parts: Sequence[WeightPart], bias: Tensor | None = None) -> LinearWeight:
+        """Lay one or more row-blocks (same K; formats may differ) out as a single weight: outputs are concatenated in order."""
+        ...
+
+    def linear(self, x: Tensor, weight: LinearWeight) -> Tensor:
+        """x [T, K] · weightᵀ (+ bias) → [T, N]."""
+        ...
+
+    def embed(self, token_ids: Tensor, weight: LinearWeight) -> Tensor:
+        """Rows of the (possibly packed) embedding: int32 [T] → [T, H]. The same handle serves as tied LM head in `linear`."""
+        ...
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
+        """x / rms(x) · weight over the last dimension. With residual: residual += x in place first, and that is normalised."""
+        ...
+
+    def rope_and_cache(
+        self,
+        qkv: Tensor,
+        num_q_heads: int,
+        num_kv_heads: int,
+        positions: Tensor,
+        slots: Tensor,
+        cos_sin: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        q_norm: Tensor | None = None,
+        k_norm: Tensor | None = None,
+        eps: float = 1e-6,
+    ) -> Tensor:
+        """Rotate q and k (half-split "NeoX" pairing: i with i + D/2) and write k, v into their pages.
+
+        qkv [T, (Hq + 2·Hkv)·D] is the packed projection. positions, slots int32 [T]. cos_sin float32 [max_positions, D]: the first
+        D/2 columns are cosines, the rest sines. Caches [pages, Hkv, page_size, D]. q_norm/k_norm [D]: RMSNorm per head before the
+        rotation. Returns the rotated q, [T, Hq, D].
+        """
+        ...
+
+    def paged_attention(
+        self,
+        q: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        q_starts: Tensor,
+        kv_lens: Tensor,
+        page_table: Tensor,
+        scale: float,
+        window: int = 0,
+    ) -> Tensor:
+        """Causal attention of packed queries over paged keys: decode, chunked prefill and mixed batches in one call.
+
+        q [T, Hq, D]; q_starts int32 [S + 1]; kv_lens int32 [S]; page_table int32 [S, P]. Query j of sequence s stands at position
+        kv_lens[s] − (q_starts[s+1] − q_starts[s]) + j and sees keys at positions ≤ its own (and > own − window when window > 0).
+        Returns [T, Hq·D].
+        """
+        ...
+
+    def gated(self, gate_up: Tensor, activation: Activation = "silu") -> Tensor:
+        """[T, 2·I] → activation(first half) · second half, [T, I]."""
+        ...
+
+
+def rows_of(weight: WeightPart) -> int:
+    """Number of output rows of a part."""
+    return weight.out_features if isinstance(weight, BlockQuantized) else int(weight.shape[0])
+
+
+FLOAT_TYPES = (torch.float32, torch.bfloat16, torch.float16)

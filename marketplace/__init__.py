@@ -1,0 +1,1 @@
+"""The business: people, keys, accounts, the ledger and its store."""

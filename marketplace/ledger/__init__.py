@@ -1,0 +1,1 @@
+"""One double-entry ledger for everything sold."""

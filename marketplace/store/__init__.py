@@ -1,0 +1,1 @@
+"""The database: engines, units of work, schema and migrations."""

@@ -1,0 +1,99 @@
+"""Fixtures that several rooms share: the real default model and a throw-away PostgreSQL."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# A loaded two-core machine makes wall-clock deadlines meaningless; the number of examples bounds the time instead.
+settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("default")
+
+
+@pytest.fixture(scope="session")
+def model_path() -> Path:
+    """The default model's GGUF file, fetched into the user's cache as `headrace serve` does."""
+    from engine.weights.sources import default_cache_dir, resolve
+
+    return resolve("smollm2-135m", default_cache_dir()).path
+
+
+def _postgres_bin() -> Path | None:
+    for candidate in sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True):
+        if (candidate / "initdb").exists():
+            return candidate
+    found = shutil.which("initdb")
+    return Path(found).resolve().parent if found else None
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[str]:
+    """A real PostgreSQL server for this session: yields its address as `127.0.0.1:port` (user postgres, no password).
+
+    PostgreSQL refuses to run as root, so a root test runner drops to the user `postgres` for the server alone.
+    """
+    binaries = _postgres_bin()
+    if binaries is None:
+        pytest.fail("PostgreSQL's server binaries are not installed (Debian: apt-get install postgresql)")
+    drop: dict[str, object] = {}
+    folder = Path(tempfile.mkdtemp(prefix="headrace-pg-", dir="/tmp"))
+    if os.getuid() == 0:
+        user = pwd.getpwnam("postgres")
+        drop = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+        os.chown(folder, user.pw_uid, user.pw_gid)
+    environment = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
+
+    def run(*command: str) -> None:
+        done = subprocess.run(
+            command,
+            cwd="/",
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            **drop,
+        )  # type: ignore[call-overload]
+        assert done.returncode == 0, f"{command[0]} failed: {done.stderr or done.stdout}"
+
+    port = _free_port()
+    data = str(folder / "data")
+    run(str(binaries / "initdb"), "-D", data, "-U", "postgres", "-A", "trust", "-N", "--no-instructions")
+    # pg_ctl's children inherit pipes, so its output goes to the log file that -l names and nothing waits on a pipe.
+    options = f"-F -c listen_addresses=127.0.0.1 -p {port} -k {folder} -c max_connections=60"
+    subprocess.run(
+        [str(binaries / "pg_ctl"), "-D", data, "-w", "-l", str(folder / "log"), "-o", options, "start"],
+        cwd="/",
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        check=True,
+        **drop,
+    )  # type: ignore[call-overload]
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        run(str(binaries / "pg_ctl"), "-D", data, "-m", "immediate", "stop")
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def postgres_url(postgres_server: str) -> str:
+    """SQLAlchemy URL of the throw-away server's maintenance database; rooms create their own databases beside it."""
+    return f"postgresql+psycopg://postgres@{postgres_server}/postgres"
