@@ -1,4 +1,6 @@
-"""EngineConfig: every knob of one engine process. A field's docstring is its help text on the command line and in admin tools."""
+"""EngineConfig: every knob of one engine process. A field's docstring is its help text on the command line and in
+admin tools.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kernels: KernelChoice = "auto"
     """Implementation of the model's operations; auto takes the fastest for the device."""
     dtype: Dtype = "auto"
-    """Activation and weight type; auto keeps packed weights packed and otherwise takes the checkpoint's own on GPUs, float32 on CPUs."""
+    """Activation and weight type; auto keeps packed weights packed and otherwise takes the checkpoint's own on GPUs,
+    float32 on CPUs.
+    """
     kv_dtype: Dtype = "auto"
     """Type of the KV cache; auto is float16 for packed weights on a CPU and the activation type otherwise."""
     kv_memory_mib: int = 0
-    """Memory for the KV cache in MiB; 0 sizes it from what is free (on CPUs: a quarter of free memory, at most 2 GiB)."""
+    """Memory for the KV cache in MiB; 0 sizes it from what is free (on CPUs: a quarter of free memory, at most 2
+    GiB).
+    """
     page_size: int = 16
     """Tokens per KV page: 16, 32 or 64."""
     max_context: int = 0

@@ -10,7 +10,8 @@ MAX_LOGPROBS = 20
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Sampling settings of one sequence.
 
-    The wire edge (gateway) checks ranges and names the field that is wrong; `verify` repeats the checks for library users.
+    The wire edge (gateway) checks ranges and names the field that is wrong; `verify` repeats the checks for library
+    users.
     """
 
     max_tokens: int = 16
@@ -26,7 +27,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     min_p: float = 0.0
     """Drop tokens whose probability is below min_p times the largest. Range [0, 1]."""
     repetition_penalty: float = 1.0
-    """Divides positive and multiplies negative logits of tokens seen in prompt or output (CTRL, arXiv 1909.05858). > 0."""
+    """Divides positive and multiplies negative logits of tokens seen in prompt or output (CTRL, arXiv 1909.05858). >
+    0.
+    """
     frequency_penalty: float = 0.0
     """Subtracted once per occurrence in the output. Range [-2, 2]."""
     presence_penalty: float = 0.0

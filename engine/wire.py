@@ -1,8 +1,9 @@
-"""Frames between the gateway's engine client and the engine process: msgpack structs, length-prefixed, over a Unix socket.
+"""Frames between the gateway's engine client and the engine process: msgpack structs, length-prefixed, over a Unix
+socket.
 
-One connection carries any number of requests. Every frame is `uint32 little-endian length` + msgpack body. A body is one tagged
-struct of ClientFrame (towards the engine) or EngineFrame (from it). Token ids travel as raw little-endian int32 bytes: decoding
-2,048 of them as a list would cost a hundred times as much.
+One connection carries any number of requests. Every frame is `uint32 little-endian length` + msgpack body. A body is
+one tagged struct of ClientFrame (towards the engine) or EngineFrame (from it). Token ids travel as raw little-endian
+int32 bytes: decoding 2,048 of them as a list would cost a hundred times as much.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 class Submit(msgspec.Struct, tag="submit", frozen=True, kw_only=True):
-    """Start a sequence. Submitting a known request_id again changes nothing; its remaining output goes to this connection."""
+    """Start a sequence. Submitting a known request_id again changes nothing; its remaining output goes to this
+    connection.
+    """
 
     request_id: str
     prompt: bytes
@@ -36,7 +39,9 @@ class Submit(msgspec.Struct, tag="submit", frozen=True, kw_only=True):
 
 
 class Abort(msgspec.Struct, tag="abort", frozen=True):
-    """End a sequence now. The answer is a Progress with finish_reason "abort" and final counters, also for one that has ended."""
+    """End a sequence now. The answer is a Progress with finish_reason "abort" and final counters, also for one that
+    has ended.
+    """
 
     request_id: str
 

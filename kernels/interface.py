@@ -1,7 +1,8 @@
 """What every kernel implementation offers: the operations that the engine's models are made of.
 
-Layouts: T tokens of a step, H hidden size, Hq query heads, Hkv key/value heads, D head size, S sequences, P pages per table row.
-Activations are float32 on CPUs. One object implements the whole protocol for one device; `kernels.table()` picks it.
+Layouts: T tokens of a step, H hidden size, Hq query heads, Hkv key/value heads, D head size, S sequences, P pages per
+table row. Activations are float32 on CPUs. One object implements the whole protocol for one device; `kernels.table()`
+picks it.
 """
 
 from __future__ import annotations
@@ -45,21 +46,34 @@ class LinearWeight(Protocol):
     """An opaque weight matrix in the layout its implementation likes best."""
 
     @property
-    def in_features(self) -> int: ...
+    def in_features(self) -> int:
+        """K."""
+        ...
+
     @property
-    def out_features(self) -> int: ...
+    def out_features(self) -> int:
+        """N."""
+        ...
+
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """Bytes that one sweep of the weight reads."""
+        ...
 
 
 class Ops(Protocol):
-    """The operations. Results never alias inputs unless said; a row's result never depends on the other rows of the call
-    (batch invariance) in the `cpu` implementation and in `reference`."""
+    """The operations of one implementation.
+
+    Results never alias inputs unless said; a row's result never depends on the other rows of the
+    call (batch invariance) in the `cpu` implementation and in `reference`.
+    """
 
     name: str
 
     def pack(self, parts: Sequence[WeightPart], bias: Tensor | None = None) -> LinearWeight:
-        """Lay one or more row-blocks (same K; formats may differ) out as a single weight: outputs are concatenated in order."""
+        """Lay one or more row-blocks (same K; formats may differ) out as a single weight: outputs are concatenated in
+        order.
+        """
         ...
 
     def linear(self, x: Tensor, weight: LinearWeight) -> Tensor:
@@ -67,11 +81,15 @@ class Ops(Protocol):
         ...
 
     def embed(self, token_ids: Tensor, weight: LinearWeight) -> Tensor:
-        """Rows of the (possibly packed) embedding: int32 [T] → [T, H]. The same handle serves as tied LM head in `linear`."""
+        """Rows of the (possibly packed) embedding: int32 [T] → [T, H]. The same handle serves as tied LM head in
+        `linear`.
+        """
         ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
-        """x / rms(x) · weight over the last dimension. With residual: residual += x in place first, and that is normalised."""
+        """x / rms(x) · weight over the last dimension. With residual: residual += x in place first, and that is
+        normalised.
+        """
         ...
 
     def rope_and_cache(
@@ -90,9 +108,9 @@ class Ops(Protocol):
     ) -> Tensor:
         """Rotate q and k (half-split "NeoX" pairing: i with i + D/2) and write k, v into their pages.
 
-        qkv [T, (Hq + 2·Hkv)·D] is the packed projection. positions, slots int32 [T]. cos_sin float32 [max_positions, D]: the first
-        D/2 columns are cosines, the rest sines. Caches [pages, Hkv, page_size, D]. q_norm/k_norm [D]: RMSNorm per head before the
-        rotation. Returns the rotated q, [T, Hq, D].
+        qkv [T, (Hq + 2·Hkv)·D] is the packed projection. positions, slots int32 [T]. cos_sin float32 [max_positions,
+        D]: the first D/2 columns are cosines, the rest sines. Caches [pages, Hkv, page_size, D]. q_norm/k_norm [D]:
+        RMSNorm per head before the rotation. Returns the rotated q, [T, Hq, D].
         """
         ...
 
@@ -109,9 +127,9 @@ class Ops(Protocol):
     ) -> Tensor:
         """Causal attention of packed queries over paged keys: decode, chunked prefill and mixed batches in one call.
 
-        q [T, Hq, D]; q_starts int32 [S + 1]; kv_lens int32 [S]; page_table int32 [S, P]. Query j of sequence s stands at position
-        kv_lens[s] − (q_starts[s+1] − q_starts[s]) + j and sees keys at positions ≤ its own (and > own − window when window > 0).
-        Returns [T, Hq·D].
+        q [T, Hq, D]; q_starts int32 [S + 1]; kv_lens int32 [S]; page_table int32 [S, P]. Query j of sequence s stands
+        at position kv_lens[s] − (q_starts[s+1] − q_starts[s]) + j and sees keys at positions ≤ its own (and > own −
+        window when window > 0). Returns [T, Hq·D].
         """
         ...
 
