@@ -1,0 +1,204 @@
+"""One plain-torch function per operation: the definition of correct.
+
+Everything is computed in float32, one row at a time where a batched call would let the rows influence each other's rounding,
+so that a row's result is the same bits whatever else is in the call. Slow and obvious on purpose; the other implementations
+are tested against this one. Shapes are those of `kernels.interface.Ops`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kernels.blocks import dequantize, in_features
+from kernels.interface import Activation, LinearWeight, WeightPart, rows_of
+
+
+class DenseWeight:
+    """A weight matrix held as float32 [N, K], whatever format its parts came in."""
+
+    def __init__(self, matrix: Tensor, bias: Tensor | None) -> None:
+        """matrix float32 [N, K], bias float32 [N] or None."""
+        self.matrix = matrix
+        self.bias = bias
+
+    @property
+    def in_features(self) -> int:
+        """K."""
+        return int(self.matrix.shape[1])
+
+    @property
+    def out_features(self) -> int:
+        """N."""
+        return int(self.matrix.shape[0])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, the bias included."""
+        return self.matrix.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+
+def pack(parts: Sequence[WeightPart], bias: Tensor | None = None) -> DenseWeight:
+    """Dequantise and stack row-blocks. Raises ValueError for no parts, unequal K, or a bias that is not [N]."""
+    check_parts(parts, bias)
+    matrix = torch.cat([dequantize(part) for part in parts])
+    return DenseWeight(matrix, None if bias is None else bias.to(torch.float32))
+
+
+def check_parts(parts: Sequence[WeightPart], bias: Tensor | None) -> None:
+    """Raise ValueError for no parts, parts of different K, or a bias that is not [N]."""
+    if not parts:
+        raise ValueError("a weight needs at least one part")
+    widths = {in_features(part) for part in parts}
+    if len(widths) != 1:
+        raise ValueError(f"the parts of a weight must have the same number of inputs, not {sorted(widths)}")
+    rows = sum(rows_of(part) for part in parts)
+    if bias is not None and tuple(bias.shape) != (rows,):
+        raise ValueError(f"bias must be [{rows}], not {list(bias.shape)}")
+
+
+def linear(x: Tensor, weight: DenseWeight) -> Tensor:
+    """x [T, K] · matrixᵀ + bias, each row by its own matrix-vector product."""
+    if x.dim() != 2 or x.shape[1] != weight.in_features:
+        raise ValueError(f"linear needs x of [T, {weight.in_features}], not {list(x.shape)}")
+    out = torch.empty(x.shape[0], weight.out_features, dtype=torch.float32, device=x.device)
+    for t in range(x.shape[0]):
+        # The copy puts every row at the same alignment: BLAS may sum in another order where it starts elsewhere.
+        row = x[t].to(torch.float32, copy=True)
+        torch.mv(weight.matrix, row, out=out[t])
+    if weight.bias is not None:
+        out += weight.bias
+    return out.to(x.dtype)
+
+
+def embed(token_ids: Tensor, weight: DenseWeight) -> Tensor:
+    """Rows of the matrix. Raises IndexError for an id outside [0, N)."""
+    if token_ids.numel() and (int(token_ids.min()) < 0 or int(token_ids.max()) >= weight.out_features):
+        raise IndexError(f"a token id is outside [0, {weight.out_features})")
+    return weight.matrix[token_ids.to(torch.int64)]
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
+    """x / sqrt(mean(x²) + eps) · weight; with residual: residual += x in place, and that sum is normalised."""
+    if residual is not None:
+        residual += x
+        x = residual
+    wide = x.to(torch.float32)
+    rows = wide.reshape(-1, wide.shape[-1])
+    mean = torch.empty(rows.shape[0], 1, dtype=torch.float32, device=x.device)
+    for r in range(rows.shape[0]):
+        mean[r] = rows[r].clone().square().mean()
+    scale = torch.rsqrt(mean + eps).reshape(*wide.shape[:-1], 1)
+    return (wide * scale * weight.to(torch.float32)).to(x.dtype)
+
+
+def rotate(x: Tensor, cos_sin: Tensor) -> Tensor:
+    """Rotate x [T, heads, D] by the angles of cos_sin [T, D] (cosines, then sines), element i paired with i + D/2."""
+    half = x.shape[-1] // 2
+    cos, sin = cos_sin[:, None, :half], cos_sin[:, None, half:]
+    first, second = x[..., :half], x[..., half:]
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+def rope_and_cache(
+    qkv: Tensor,
+    num_q_heads: int,
+    num_kv_heads: int,
+    positions: Tensor,
+    slots: Tensor,
+    cos_sin: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 1e-6,
+) -> Tensor:
+    """Normalise (when asked) and rotate q and k, write k and v into the slots of the cache, return q [T, Hq, D]."""
+    tokens, page_size, head_dim = qkv.shape[0], key_cache.shape[2], key_cache.shape[3]
+    heads = qkv.reshape(tokens, num_q_heads + 2 * num_kv_heads, head_dim).to(torch.float32)
+    q, k, v = torch.split(heads, [num_q_heads, num_kv_heads, num_kv_heads], dim=1)
+    if q_norm is not None:
+        q = rms_norm(q, q_norm, eps)
+    if k_norm is not None:
+        k = rms_norm(k, k_norm, eps)
+    angles = cos_sin[positions.to(torch.int64)]
+    q, k = rotate(q, angles), rotate(k, angles)
+    pages, offsets = slots.to(torch.int64) // page_size, slots.to(torch.int64) % page_size
+    key_cache[pages, :, offsets] = k.to(key_cache.dtype)
+    value_cache[pages, :, offsets] = v.to(value_cache.dtype)
+    return q.to(qkv.dtype).contiguous()
+
+
+def paged_attention(
+    q: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    q_starts: Tensor,
+    kv_lens: Tensor,
+    page_table: Tensor,
+    scale: float,
+    window: int = 0,
+) -> Tensor:
+    """softmax(q·kᵀ·scale)·v for every query over the keys that it may see; only those keys' slots are read."""
+    tokens, num_q_heads, head_dim = q.shape
+    num_kv_heads, page_size = key_cache.shape[1], key_cache.shape[2]
+    group = num_q_heads // num_kv_heads
+    out = torch.zeros(tokens, num_q_heads * head_dim, dtype=torch.float32, device=q.device)
+    starts, lengths = q_starts.tolist(), kv_lens.tolist()
+    for s, length in enumerate(lengths):
+        pages = page_table[s, : -(-length // page_size)].to(torch.int64)
+        keys = key_cache[pages].transpose(1, 2).reshape(-1, num_kv_heads, head_dim)
+        values = value_cache[pages].transpose(1, 2).reshape(-1, num_kv_heads, head_dim)
+        first = length - (starts[s + 1] - starts[s])
+        for t in range(starts[s], starts[s + 1]):
+            position = first + t - starts[s]
+            low = max(0, position - window + 1) if window > 0 else 0
+            k = keys[low : position + 1].transpose(0, 1).to(torch.float32, copy=True)
+            v = values[low : position + 1].transpose(0, 1).to(torch.float32, copy=True)
+            query = q[t].reshape(num_kv_heads, group, head_dim).to(torch.float32, copy=True)
+            weights = torch.softmax(query @ k.transpose(1, 2) * scale, dim=-1)
+            out[t] = (weights @ v).reshape(-1)
+    return out.to(q.dtype)
+
+
+def gated(gate_up: Tensor, activation: Activation = "silu") -> Tensor:
+    """activation(first half) · second half."""
+    gate, up = gate_up.to(torch.float32).chunk(2, dim=-1)
+    if activation == "silu":
+        active = gate / (1.0 + torch.exp(-gate))
+    elif activation == "gelu_tanh":
+        active = 0.5 * gate * (1.0 + torch.tanh(0.7978845608028654 * (gate + 0.044715 * gate**3)))
+    else:
+        raise ValueError(f"unknown activation {activation!r}; known: silu, gelu_tanh")
+    return (active * up).to(gate_up.dtype)
+
+
+class ReferenceOps:
+    """The reference functions behind the `Ops` protocol."""
+
+    name = "reference"
+
+    def pack(self, parts: Sequence[WeightPart], bias: Tensor | None = None) -> LinearWeight:
+        """See `pack`."""
+        return pack(parts, bias)
+
+    def linear(self, x: Tensor, weight: LinearWeight) -> Tensor:
+        """See `linear`."""
+        return linear(x, _dense(weight))
+
+    def embed(self, token_ids: Tensor, weight: LinearWeight) -> Tensor:
+        """See `embed`."""
+        return embed(token_ids, _dense(weight))
+
+    rms_norm = staticmethod(rms_norm)
+    rope_and_cache = staticmethod(rope_and_cache)
+    paged_attention = staticmethod(paged_attention)
+    gated = staticmethod(gated)
+
+
+def _dense(weight: LinearWeight) -> DenseWeight:
+    if not isinstance(weight, DenseWeight):
+        raise TypeError(f"this weight was packed by another implementation: {type(weight).__name__}")
+    return weight
