@@ -9,6 +9,7 @@ int32 bytes: decoding 2,048 of them as a list would cost a hundred times as much
 from __future__ import annotations
 
 import struct
+import sys
 from array import array
 from collections.abc import Iterable
 from typing import Literal
@@ -59,7 +60,7 @@ class SnapshotQuery(msgspec.Struct, tag="snapshot?", frozen=True):
     query_id: int
 
 
-class Counters(msgspec.Struct, frozen=True):
+class Counters(msgspec.Struct, frozen=True, gc=False):
     """Cumulative token counts of one sequence."""
 
     prompt: int = 0
@@ -70,14 +71,14 @@ class Counters(msgspec.Struct, frozen=True):
     """True once any of the prompt was computed (a request cancelled in the queue costs nothing)."""
 
 
-class TokenLogprobs(msgspec.Struct, frozen=True):
+class TokenLogprobs(msgspec.Struct, frozen=True, gc=False):
     """Log-probabilities of one generated token; top is ordered, most probable first."""
 
     logprob: float
     top: list[tuple[int, float]]
 
 
-class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """New tokens of one sequence, and its end when finish_reason is set. Sent exactly once per token, in order."""
 
     request_id: str
@@ -163,8 +164,8 @@ EngineFrame = Welcome | Step | Refused | UsageReply | Snapshot
 
 _LENGTH = struct.Struct("<I")
 _encoder = msgspec.msgpack.Encoder()
-_client_decoder = msgspec.msgpack.Decoder(ClientFrame)
-_engine_decoder = msgspec.msgpack.Decoder(EngineFrame)
+_client_decoder: msgspec.msgpack.Decoder[ClientFrame] = msgspec.msgpack.Decoder(ClientFrame)
+_engine_decoder: msgspec.msgpack.Decoder[EngineFrame] = msgspec.msgpack.Decoder(EngineFrame)
 
 
 class WireError(Exception):
@@ -181,26 +182,47 @@ class FrameReader:
     """Cuts a byte stream into frame bodies; feed() may be called with any split of the stream."""
 
     def __init__(self) -> None:
-        self._buffer = bytearray()
+        self._rest = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Append data and return the bodies that are complete. Raises WireError on an oversized frame."""
-        buffer = self._buffer
-        buffer += data
+        """Append data and return the bodies that are complete.
+
+        Raises WireError on a frame that announces more than MAX_FRAME bytes: the stream is lost, close the connection.
+        """
+        rest = self._rest
+        if rest:
+            rest += data
+            data = bytes(rest) if _complete(rest) else b""
+            if not data:
+                return []
+            rest.clear()
         bodies: list[bytes] = []
-        start = 0
-        while len(buffer) - start >= 4:
-            (length,) = _LENGTH.unpack_from(buffer, start)
+        start, size = 0, len(data)
+        while size - start >= 4:
+            (length,) = _LENGTH.unpack_from(data, start)
             if length > MAX_FRAME:
                 raise WireError(f"frame of {length} bytes is over the limit of {MAX_FRAME}")
             end = start + 4 + length
-            if len(buffer) < end:
+            if size < end:
                 break
-            bodies.append(bytes(buffer[start + 4 : end]))
+            bodies.append(data[start + 4 : end])
             start = end
-        if start:
-            del buffer[:start]
+        if start < size:
+            rest += data[start:]
         return bodies
+
+    @property
+    def pending(self) -> int:
+        """Bytes held of a frame that is not complete yet."""
+        return len(self._rest)
+
+
+def _complete(buffer: bytearray) -> bool:
+    """True when the first frame is whole, or too long and to be refused (so a large frame is copied once, at its end)."""
+    if len(buffer) < 4:
+        return False
+    length: int = _LENGTH.unpack_from(buffer)[0]
+    return length > MAX_FRAME or len(buffer) >= 4 + length
 
 
 def decode_client(body: bytes) -> ClientFrame:
@@ -220,13 +242,19 @@ def decode_engine(body: bytes) -> EngineFrame:
 
 
 def pack_tokens(tokens: Iterable[int]) -> bytes:
-    """Token ids → little-endian int32 bytes."""
+    """Token ids → little-endian int32 bytes. Raises OverflowError on an id that does not fit."""
     packed = array("i", tokens)
+    if sys.byteorder == "big":
+        packed.byteswap()
     return packed.tobytes()
 
 
-def unpack_tokens(data: bytes) -> list[int]:
-    """Little-endian int32 bytes → token ids."""
+def unpack_tokens(data: bytes | bytearray) -> list[int]:
+    """Little-endian int32 bytes → token ids. Raises WireError when the length is not a multiple of 4."""
+    if len(data) % 4:
+        raise WireError(f"{len(data)} bytes are not a sequence of int32 token ids")
     unpacked = array("i")
     unpacked.frombytes(data)
+    if sys.byteorder == "big":
+        unpacked.byteswap()
     return unpacked.tolist()
