@@ -1,0 +1,180 @@
+"""Server-sent events of the streaming answers: pre-rendered chunks, and when to write them.
+
+A stream's chunks differ only in a few bytes, so everything around the text is rendered once and the text alone is
+escaped per chunk. Order of events (what the official SDK relies on): for every choice, in ascending index, a first
+delta with the role; then text; one terminal chunk with the finish reason and nothing for that choice after it; the
+usage chunk; `[DONE]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import orjson
+
+from gateway.inference.errors import ApiError
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+
+StopReason = str | int | None
+
+
+class Chunks(Protocol):
+    """Renders the events of one stream."""
+
+    def first(self, index: int) -> bytes:
+        """What opens a choice: nothing, or the delta that carries the role."""
+
+    def text(self, index: int, text: str, logprobs: dict[str, Any] | None) -> bytes:
+        """New text of a choice; logprobs is the rendered logprobs object."""
+
+    def finish(self, index: int, reason: str, stop_reason: StopReason) -> bytes:
+        """The end of a choice."""
+
+    def usage(self, usage: dict[str, Any]) -> bytes:
+        """The usage chunk, empty when the client did not ask for it."""
+
+
+class _Template:
+    """The bytes that every chunk of a stream shares."""
+
+    def __init__(self, id: str, object: str, created: int, model: str, include_usage: bool) -> None:
+        head = orjson.dumps({"id": id, "object": object, "created": created, "model": model})
+        self._plain = b"data: " + head[:-1]
+        self.head = self._plain + b',"choices":[{"index":'
+        self.tail = b'}],"usage":null}\n\n' if include_usage else b"}]}\n\n"
+        self._include_usage = include_usage
+
+    def usage(self, usage: dict[str, Any]) -> bytes:
+        if not self._include_usage:
+            return b""
+        return self._plain + b',"choices":[],"usage":' + orjson.dumps(usage) + b"}\n\n"
+
+
+class ChatChunks:
+    """Events of object `chat.completion.chunk`."""
+
+    def __init__(self, id: str, created: int, model: str, include_usage: bool) -> None:
+        self._template = _Template(id, "chat.completion.chunk", created, model, include_usage)
+        self._head = self._template.head
+        self._tail = self._template.tail
+
+    def first(self, index: int) -> bytes:
+        """The role, exactly once per choice: SDKs concatenate every string of the deltas."""
+        delta = b'%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null' % index
+        return self._head + delta + self._tail
+
+    def text(self, index: int, text: str, logprobs: dict[str, Any] | None) -> bytes:
+        """New text, `{"content": …}` in the delta."""
+        rendered = b"null" if logprobs is None else orjson.dumps(logprobs)
+        return b"".join(
+            (
+                self._head,
+                b'%d,"delta":{"content":' % index,
+                orjson.dumps(text),
+                b'},"logprobs":',
+                rendered,
+                b',"finish_reason":null',
+                self._tail,
+            )
+        )
+
+    def finish(self, index: int, reason: str, stop_reason: StopReason) -> bytes:
+        """The terminal chunk: an empty delta and the reason."""
+        end = b'%d,"delta":{},"logprobs":null,"finish_reason":%b' % (index, orjson.dumps(reason))
+        return self._head + end + b',"stop_reason":' + orjson.dumps(stop_reason) + self._tail
+
+    def usage(self, usage: dict[str, Any]) -> bytes:
+        """The usage chunk with no choices."""
+        return self._template.usage(usage)
+
+
+class CompletionChunks:
+    """Events of object `text_completion`."""
+
+    def __init__(self, id: str, created: int, model: str, include_usage: bool) -> None:
+        self._template = _Template(id, "text_completion", created, model, include_usage)
+        self._head = self._template.head
+        self._tail = self._template.tail
+
+    def first(self, index: int) -> bytes:
+        """Text completions have no role."""
+        return b""
+
+    def text(self, index: int, text: str, logprobs: dict[str, Any] | None) -> bytes:
+        """New text."""
+        rendered = b"null" if logprobs is None else orjson.dumps(logprobs)
+        middle = b'%d,"text":%b,"logprobs":%b,"finish_reason":null' % (index, orjson.dumps(text), rendered)
+        return self._head + middle + self._tail
+
+    def finish(self, index: int, reason: str, stop_reason: StopReason) -> bytes:
+        """The terminal chunk."""
+        end = b'%d,"text":"","logprobs":null,"finish_reason":%b' % (index, orjson.dumps(reason))
+        return self._head + end + b',"stop_reason":' + orjson.dumps(stop_reason) + self._tail
+
+    def usage(self, usage: dict[str, Any]) -> bytes:
+        """The usage chunk with no choices."""
+        return self._template.usage(usage)
+
+
+def failure(error: ApiError, request_id: str) -> bytes:
+    """A failure after the first byte: the SDK raises APIError with the message when it meets this event."""
+    return b"data: " + error.body(request_id) + b"\n\n" + DONE
+
+
+class Timer(Protocol):
+    """What call_later returns."""
+
+    def cancel(self) -> None:
+        """Do not call."""
+
+
+class Pacer:
+    """Decides when pending text is written: the first at once, later ones at most every `interval` seconds.
+
+    `clock` gives seconds and `call_later(delay, function)` arms a timer: the event loop's, or a test's.
+    """
+
+    def __init__(
+        self,
+        interval: float,
+        clock: Callable[[], float],
+        call_later: Callable[[float, Callable[[], None]], Timer],
+        flush: Callable[[], None],
+    ) -> None:
+        self._interval = interval
+        self._clock = clock
+        self._call_later = call_later
+        self._flush = flush
+        self._next = float("-inf")
+        self._timer: Timer | None = None
+
+    def offer(self) -> None:
+        """There is something to write: now if a slot is free, else when the next one opens."""
+        if self._timer is not None:
+            return
+        now = self._clock()
+        if now >= self._next:
+            self._next = now + self._interval
+            self._flush()
+        else:
+            self._timer = self._call_later(self._next - now, self._due)
+
+    def now(self) -> None:
+        """Write without waiting for a slot."""
+        self.cancel()
+        self._next = self._clock() + self._interval
+        self._flush()
+
+    def cancel(self) -> None:
+        """Forget the armed timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _due(self) -> None:
+        self._timer = None
+        self._next = self._clock() + self._interval
+        self._flush()
