@@ -1,0 +1,59 @@
+"""Self-attention over the paged cache: one packed projection in, rotation and cache write fused, one projection out."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from engine.batch import ForwardBatch, KVTensors
+from engine.layers.linear import MergedLinear
+from engine.models.config import ModelConfig
+from kernels.interface import Ops
+
+
+class PagedAttention:
+    """Grouped-query attention of one layer."""
+
+    __slots__ = (
+        "_cos_sin", "_eps", "_k_norm", "_kv_heads", "_layer", "_output", "_paged_attention", "_q_heads", "_q_norm",
+        "_qkv", "_rope_and_cache", "_scale", "_window",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        ops: Ops,
+        config: ModelConfig,
+        layer: int,
+        qkv: MergedLinear,
+        output: MergedLinear,
+        cos_sin: Tensor,
+        q_norm: Tensor | None = None,
+        k_norm: Tensor | None = None,
+    ) -> None:
+        """qkv: H → (Hq + 2·Hkv)·D; output: Hq·D → H. cos_sin float32 [positions, D]. q_norm, k_norm [D]: norms per
+        head, or None."""
+        self._layer = layer
+        self._qkv = qkv
+        self._output = output
+        self._cos_sin = cos_sin
+        self._q_norm = q_norm
+        self._k_norm = k_norm
+        self._q_heads = config.num_heads
+        self._kv_heads = config.num_kv_heads
+        self._eps = config.rms_eps
+        self._scale = config.head_dim**-0.5
+        self._window = config.window(layer)
+        self._rope_and_cache = ops.rope_and_cache
+        self._paged_attention = ops.paged_attention
+
+    def __call__(self, x: Tensor, batch: ForwardBatch, kv: KVTensors, rows: Tensor | None = None) -> Tensor:
+        """x [T, H] → [T, H]; keys and values of all T tokens enter the cache. rows int64 [R]: the output of these rows
+        only."""
+        keys, values = kv.keys[self._layer], kv.values[self._layer]
+        q = self._rope_and_cache(
+            self._qkv(x), self._q_heads, self._kv_heads, batch.positions, batch.slots, self._cos_sin, keys, values,
+            self._q_norm, self._k_norm, self._eps,
+        )  # fmt: skip
+        mixed = self._paged_attention(
+            q, keys, values, batch.q_starts, batch.kv_lens, batch.page_table, self._scale, self._window
+        )
+        return self._output(mixed if rows is None else mixed[rows])

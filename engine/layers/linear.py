@@ -1,0 +1,69 @@
+"""Linear layers over the kernels' packed weights; several projections of one input run as a single one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from engine.weights.checkpoint import Checkpoint
+from kernels.interface import FLOAT_TYPES, BlockQuantized, LinearWeight, Ops, WeightPart
+
+
+class MergedLinear:
+    """One matrix made of the rows of several: x [T, K] → [T, N₁ + N₂ + …], outputs in the order of the parts."""
+
+    __slots__ = ("_linear", "packed", "weight")
+
+    def __init__(self, ops: Ops, parts: Sequence[WeightPart], bias: Tensor | None = None) -> None:
+        """parts: [Nᵢ, K] each, floats or blocks. bias: float [N] or None."""
+        self.weight: LinearWeight = ops.pack(parts, bias)
+        self.packed = any(isinstance(part, BlockQuantized) for part in parts)
+        self._linear = ops.linear
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [T, K] → [T, N]."""
+        return self._linear(x, self.weight)
+
+
+class LayerLoader:
+    """Builds layers out of a checkpoint's tensors: on one device, in one type, counting what they hold."""
+
+    def __init__(self, checkpoint: Checkpoint, ops: Ops, *, dtype: torch.dtype, device: str) -> None:
+        """dtype: type of dense weights and of activations."""
+        self.checkpoint = checkpoint
+        self.ops = ops
+        self.dtype = dtype
+        self.device = device
+        self.weight_bytes = 0
+        self.packed = False
+
+    def part(self, name: str) -> WeightPart:
+        """A matrix's rows as the kernels take them."""
+        value = self.checkpoint.get(name)
+        if isinstance(value, BlockQuantized):
+            return BlockQuantized(value.data.to(self.device), value.format, value.in_features)
+        return value.to(self.device, self.dtype)
+
+    def vector(self, name: str) -> Tensor:
+        """A norm's weight or a bias, in the activations' type."""
+        value = self.checkpoint.get(name)
+        assert isinstance(value, Tensor) and value.dtype in FLOAT_TYPES
+        value = value.to(self.device, self.dtype).contiguous()
+        self.weight_bytes += value.nbytes
+        return value
+
+    def linear(self, *names: str, bias: bool = False) -> MergedLinear:
+        """The matrices `name`.weight stacked in order, with their biases when asked."""
+        parts = [self.part(f"{name}.weight") for name in names]
+        biases = [self.checkpoint.get(f"{name}.bias") for name in names] if bias else []
+        joined = (
+            torch.cat([value.float() for value in biases if isinstance(value, Tensor)]).to(self.device)
+            if bias
+            else None
+        )
+        layer = MergedLinear(self.ops, parts, joined)
+        self.weight_bytes += layer.weight.nbytes
+        self.packed |= layer.packed
+        return layer

@@ -1,0 +1,130 @@
+"""The decoder that every supported family is: pre-norm layers of paged attention and a gated MLP on a residual
+stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from engine.batch import ForwardBatch, KVTensors
+from engine.layers.attention import PagedAttention
+from engine.layers.embedding import TokenEmbedding
+from engine.layers.linear import LayerLoader, MergedLinear
+from engine.layers.mlp import GatedMLP
+from engine.layers.norm import RMSNorm
+from engine.layers.rotary import rotary_table
+from engine.models.config import ModelConfig
+
+AttentionLoader = Callable[[LayerLoader, ModelConfig, int, Tensor], PagedAttention]
+"""(loader, config, layer, cos_sin) → the layer's attention: what families differ in."""
+
+
+class DecoderLayer:
+    """Attention and MLP, each behind a norm; both add to the residual stream, the MLP's output at the next layer's
+    norm."""
+
+    __slots__ = ("_attention", "_attention_norm", "_mlp", "_mlp_norm")
+
+    def __init__(self, attention_norm: RMSNorm, attention: PagedAttention, mlp_norm: RMSNorm, mlp: GatedMLP) -> None:
+        self._attention_norm = attention_norm
+        self._attention = attention
+        self._mlp_norm = mlp_norm
+        self._mlp = mlp
+
+    def __call__(self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, kv: KVTensors) -> Tensor:
+        """x [T, H]: output of the layer below (None at the first), not yet in residual [T, H]. Returns this layer's
+        output."""
+        hidden = self._attention_norm(residual) if x is None else self._attention_norm(x, residual)
+        return self._mlp(self._mlp_norm(self._attention(hidden, batch, kv), residual))
+
+    def last(
+        self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, kv: KVTensors, rows: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The same for the top layer, where only `rows` int64 [R] matter after attention. Returns output and residual,
+        [R, H]."""
+        hidden = self._attention_norm(residual) if x is None else self._attention_norm(x, residual)
+        mixed = self._attention(hidden, batch, kv, rows)
+        residual = residual[rows]
+        return self._mlp(self._mlp_norm(mixed, residual)), residual
+
+
+class DecoderModel:
+    """A causal language model over a paged cache."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        embedding: TokenEmbedding,
+        layers: Sequence[DecoderLayer],
+        norm: RMSNorm,
+        head: MergedLinear,
+        *,
+        weight_bytes: int,
+        packed: bool,
+    ) -> None:
+        """At least one layer. weight_bytes, packed: what the runner and the metrics say about the weights."""
+        self.config = config
+        self.weight_bytes = weight_bytes
+        self.packed = packed
+        self._embedding = embedding
+        self._below = list(layers[:-1])
+        self._top = layers[-1]
+        self._norm = norm
+        self._head = head
+
+    def forward(self, batch: ForwardBatch, kv: KVTensors) -> Tensor:
+        """Run one step: write the step's keys and values into their slots and return float32 logits [R, vocab] of
+        logit_rows."""
+        residual = self._embedding(batch.token_ids)
+        x: Tensor | None = None
+        for layer in self._below:
+            x = layer(x, residual, batch, kv)
+        rows = batch.logit_rows
+        # Rows ascend, so as many rows as tokens means every row, in order: nothing to pick in a pure decode step
+        if rows.shape[0] == residual.shape[0]:
+            x = self._top(x, residual, batch, kv)
+        else:
+            x, residual = self._top.last(x, residual, batch, kv, rows)
+        return self._head(self._norm(x, residual)).to(torch.float32)
+
+
+def load_attention(loader: LayerLoader, config: ModelConfig, layer: int, cos_sin: Tensor) -> PagedAttention:
+    """Attention as Llama has it, with biases where the configuration says so."""
+    prefix = f"model.layers.{layer}.self_attn."
+    qkv = loader.linear(*(f"{prefix}{name}_proj" for name in "qkv"), bias=config.qkv_bias)
+    output = loader.linear(f"{prefix}o_proj", bias=config.output_bias)
+    return PagedAttention(loader.ops, config, layer, qkv, output, cos_sin)
+
+
+def load_decoder(
+    loader: LayerLoader, config: ModelConfig, *, positions: int, attention: AttentionLoader = load_attention
+) -> DecoderModel:
+    """Build the model out of a checkpoint. positions: length of the rotary table, the longest context. Raises
+    WeightsError."""
+    ops, cos_sin = loader.ops, rotary_table(config, positions, loader.device)
+
+    def norm(name: str) -> RMSNorm:
+        return RMSNorm(ops, loader.vector(f"{name}.weight"), config.rms_eps)
+
+    def layer(index: int) -> DecoderLayer:
+        prefix = f"model.layers.{index}."
+        mlp = GatedMLP(
+            ops,
+            loader.linear(f"{prefix}mlp.gate_proj", f"{prefix}mlp.up_proj", bias=config.mlp_bias),
+            loader.linear(f"{prefix}mlp.down_proj", bias=config.mlp_bias),
+            config.activation,
+        )
+        return DecoderLayer(
+            norm(f"{prefix}input_layernorm"),
+            attention(loader, config, index, cos_sin),
+            norm(f"{prefix}post_attention_layernorm"),
+            mlp,
+        )
+
+    embedding = TokenEmbedding(ops, loader.linear("model.embed_tokens"))
+    layers = [layer(index) for index in range(config.num_layers)]
+    final = norm("model.norm")
+    head = embedding.table if config.tie_embeddings else loader.linear("lm_head")
+    return DecoderModel(config, embedding, layers, final, head, weight_bytes=loader.weight_bytes, packed=loader.packed)

@@ -1,0 +1,61 @@
+"""Picks the family of a checkpoint and loads it. Families are imported only when needed."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from engine.batch import ForwardBatch, KVTensors
+from engine.config import EngineConfig
+from engine.layers.linear import LayerLoader
+from engine.models.config import ModelConfig
+from engine.weights.checkpoint import open_checkpoint
+from engine.weights.sources import ModelSource
+from kernels.interface import Ops
+
+FAMILIES = {
+    "LlamaForCausalLM": "engine.models.llama",
+    "MistralForCausalLM": "engine.models.mistral",
+    "Qwen2ForCausalLM": "engine.models.qwen2",
+    "Qwen3ForCausalLM": "engine.models.qwen3",
+}
+"""Architecture → the module whose load() builds it."""
+
+_TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class CausalLM(Protocol):
+    """A loaded model."""
+
+    config: ModelConfig
+    weight_bytes: int
+    """Bytes of weights held, a tied matrix once."""
+    packed: bool
+    """True when matrices run in quantised blocks."""
+
+    def forward(self, batch: ForwardBatch, kv: KVTensors) -> Tensor:
+        """Write the step's keys and values into kv and return float32 logits [R, vocab] of batch.logit_rows."""
+        ...
+
+
+def load_model(source: ModelSource, config: EngineConfig, ops: Ops) -> CausalLM:
+    """Load a model for one device. Raises WeightsError, naming file and tensor or field, before any tensor is read
+    where it can.
+
+    dtype "auto" leaves quantised matrices packed on a CPU and computes in float32 there; on a GPU dense weights and
+    activations take the checkpoint's own type. Any other dtype makes every weight dense in that type (activations stay
+    float32 on CPUs).
+    """
+    device = config.device if config.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
+    auto = config.dtype == "auto"
+    checkpoint = open_checkpoint(source, packed=auto and device == "cpu")
+    model = checkpoint.config
+    wanted = ("float32" if device == "cpu" else model.torch_dtype) if auto else config.dtype
+    loader = LayerLoader(checkpoint, ops, dtype=_TYPES.get(wanted, torch.float32), device=device)
+    positions = min(model.max_position, config.max_context) if config.max_context > 0 else model.max_position
+    family = import_module(FAMILIES[model.architecture])
+    loaded: CausalLM = family.load(loader, model, positions)
+    return loaded

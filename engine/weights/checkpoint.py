@@ -1,0 +1,48 @@
+"""Checkpoint: named tensors and the configuration of a model, whatever file format they lie in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from engine.models.config import ModelConfig
+from engine.weights.errors import WeightsError
+from engine.weights.sources import ModelSource
+from kernels.interface import WeightPart
+
+
+class Checkpoint(Protocol):
+    """An opened model whose configuration and table of tensors have been checked; tensors are read on demand."""
+
+    path: Path
+    config: ModelConfig
+
+    def get(self, name: str) -> WeightPart:
+        """Return a tensor under its Hugging Face name: a float tensor as stored, or rows of quantised blocks. Raises
+        WeightsError."""
+        ...
+
+
+def open_checkpoint(source: ModelSource, *, packed: bool) -> Checkpoint:
+    """Open a model and check everything that its headers tell: dimensions, tensors, shapes, sizes, formats. Raises
+    WeightsError.
+
+    packed: leave quantised matrices in their blocks where kernels can run them; otherwise they come out as float32.
+    """
+    if source.kind == "gguf":
+        from engine.weights.gguf import GGUFCheckpoint
+
+        return GGUFCheckpoint(source.path, packed=packed)
+    from engine.weights.safetensors import SafetensorsCheckpoint
+
+    return SafetensorsCheckpoint(source.path)
+
+
+def check_shapes(file: Path, config: ModelConfig, found: dict[str, tuple[int, ...]]) -> None:
+    """Raise WeightsError unless every tensor of the model is there with the right shape. found: name → shape."""
+    for name, expected in config.tensor_shapes().items():
+        shape = found.get(name)
+        if shape is None:
+            raise WeightsError(f"{file}: tensor {name!r} is missing")
+        if shape != expected:
+            raise WeightsError(f"{file}: tensor {name!r} has shape {list(shape)}, should be {list(expected)}")
