@@ -17,6 +17,8 @@ _POSITIVE = (
     "max_position",
 )  # fmt: skip
 
+_MAX_LAYERS = 10_000
+
 _ROPE_FIELDS: dict[str, tuple[str, ...]] = {
     "linear": ("factor",),
     "dynamic": (),
@@ -77,6 +79,8 @@ class ModelConfig:
         for field in _POSITIVE:
             if getattr(self, field) <= 0:
                 raise WeightsError(f"{file}: {field} is {getattr(self, field)}, should be positive")
+        if self.num_layers > _MAX_LAYERS:
+            raise WeightsError(f"{file}: num_layers is {self.num_layers}: the file is corrupt")
         if self.num_heads % self.num_kv_heads:
             raise WeightsError(
                 f"{file}: {self.num_heads} heads are not a multiple of {self.num_kv_heads} key/value heads"

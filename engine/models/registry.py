@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from importlib import import_module
 from typing import Protocol
 
@@ -23,6 +24,9 @@ FAMILIES = {
     "Qwen3ForCausalLM": "engine.models.qwen3",
 }
 """Architecture → the module whose load() builds it."""
+
+_MAX_POSITIONS = 1 << 20
+"""Longest rotary table that is built: with heads of 128 it takes 512 MiB."""
 
 _TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -55,7 +59,8 @@ def load_model(source: ModelSource, config: EngineConfig, ops: Ops) -> CausalLM:
     model = checkpoint.config
     wanted = ("float32" if device == "cpu" else model.torch_dtype) if auto else config.dtype
     loader = LayerLoader(checkpoint, ops, dtype=_TYPES.get(wanted, torch.float32), device=device)
-    positions = min(model.max_position, config.max_context) if config.max_context > 0 else model.max_position
+    positions = min(model.max_position, config.max_context or _MAX_POSITIONS, _MAX_POSITIONS)
     family = import_module(FAMILIES[model.architecture])
-    loaded: CausalLM = family.load(loader, model, positions)
+    # What the loaded model says it can do is what its rotary table covers
+    loaded: CausalLM = family.load(loader, dataclasses.replace(model, max_position=positions), positions)
     return loaded

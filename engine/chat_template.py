@@ -1,0 +1,99 @@
+"""Chat templates: a conversation to the text that the model was trained on, in a sandbox.
+
+A template comes with the model's files, so it is untrusted code: jinja2's immutable sandbox keeps it from Python's
+internals, and everything that it sees is plain data. The environment is that of transformers' apply_chat_template.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+import jinja2
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import CallBlock, Node
+from jinja2.parser import Parser
+from jinja2.runtime import Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+
+class TemplateError(Exception):
+    """The conversation cannot be rendered: the template refuses it, or is itself broken. The message is for the
+    caller."""
+
+
+class ChatTemplate:
+    """One template and the special tokens that it may write by name."""
+
+    def __init__(self, source: str, variables: Mapping[str, str]) -> None:
+        """variables: bos_token, eos_token and the like. The template is compiled when it is first used."""
+        self.source = source
+        self._variables = dict(variables)
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: object
+    ) -> str:
+        """Return the conversation as text. Raises TemplateError.
+
+        add_generation_prompt: end with the opening of the assistant's answer. variables: more names for the template,
+        such as tools or enable_thinking.
+        """
+        known = {"tools": None, "documents": None, **self._variables, **variables}
+        try:
+            template = _compile(self.source)
+            return template.render(messages=messages, add_generation_prompt=add_generation_prompt, **known)
+        except jinja2.TemplateSyntaxError as error:
+            raise TemplateError(f"the model's chat template is broken: line {error.lineno}: {error.message}") from error
+        except jinja2.TemplateError as error:
+            raise TemplateError(str(error.message or error)) from error
+        # A template is foreign code: adding None to text, a missing key, a division by zero may all happen in it
+        except Exception as error:
+            raise TemplateError(f"the chat template cannot render these messages: {error}") from error
+
+
+class _Generation(Extension):
+    """{% generation %} … {% endgeneration %} marks the assistant's text for training; here its content is just text."""
+
+    tags = {"generation"}  # noqa: RUF012  # jinja2 declares it as an instance attribute
+
+    def parse(self, parser: Parser) -> Node:
+        """Replace the block by a call that returns what is in it."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return CallBlock(self.call_method("_content"), [], [], body).set_lineno(line)
+
+    def _content(self, caller: Macro) -> str:
+        return str(caller())
+
+
+@lru_cache(maxsize=32)
+def _compile(source: str) -> jinja2.Template:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment.from_string(source)
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # jinja2's own filter escapes HTML characters, which models were not trained on
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> str:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)
