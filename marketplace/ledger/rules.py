@@ -1,7 +1,7 @@
 """The billing truth table, pure: what was metered is recorded once, always; what is charged follows from how it ended.
 
 | how it ended                                     | charged                                                          |
-|--------------------------------------------------|--------------------------------------------------------------------|
+|--------------------------------------------------|------------------------------------------------------------------|
 | finished                                         | everything                                                       |
 | disconnected before any prefill                  | nothing                                                          |
 | disconnected during prefill, no output           | nothing while the key's daily allowance lasts, then the prompt   |

@@ -1,0 +1,1 @@
+"""Customer accounts: opening, topping up, credit."""

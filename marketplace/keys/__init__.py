@@ -1,0 +1,1 @@
+"""API keys: their format, storage and life."""

@@ -1,0 +1,32 @@
+"""Table of keys. The secret itself is never stored: only a lookup prefix to show and a keyed hash to compare."""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, CheckConstraint, Column, ForeignKey, Index, LargeBinary, Table, Text
+
+from marketplace.store.base import metadata
+
+api_key = Table(
+    "api_key",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("kind", Text, nullable=False),
+    Column("owner_id", Text, nullable=False, comment="user, team, node or service that the key speaks for"),
+    Column("account_id", Text, ForeignKey("account.id"), nullable=True, comment="who pays; node keys pay nothing"),
+    Column("name", Text, nullable=False),
+    Column("prefix", Text, nullable=False),
+    Column("digest", LargeBinary, nullable=False, unique=True, comment="HMAC-SHA256 of the secret under the pepper"),
+    Column("created_at", BigInteger, nullable=False),
+    Column("created_by", Text, nullable=True),
+    Column("expires_at", BigInteger, nullable=True),
+    Column("revoked_at", BigInteger, nullable=True),
+    Column("allowed_models", Text, nullable=True, comment="JSON list; null allows every model"),
+    Column("allowed_addresses", Text, nullable=True, comment="JSON list of networks; null allows every address"),
+    Column("budget", BigInteger, nullable=True, comment="nano-units per period"),
+    Column("budget_period", Text, nullable=True),
+    Column("requests_per_minute", BigInteger, nullable=True),
+    Column("tokens_per_minute", BigInteger, nullable=True),
+    Column("max_concurrency", BigInteger, nullable=True),
+    CheckConstraint("kind IN ('user', 'team', 'node', 'service')", name="kind_known"),
+)
+Index("ix_api_key_owner", api_key.c.owner_id, api_key.c.created_at)

@@ -1,0 +1,197 @@
+"""The database and its two units of work.
+
+A ReadUnit can only select; a WriteUnit can also change, and is one transaction: committed when its block ends, rolled
+back when the block raises. Services take a unit and never commit, so what belongs together is decided by the caller.
+
+SQLite: the driver's own transaction control is switched off, because it begins a transaction only at the first change
+and never as IMMEDIATE: two writers would then deadlock when they upgrade. Writers take BEGIN IMMEDIATE, and one at a
+time in this process; readers see a snapshot through the write-ahead log. synchronous=FULL: a committed unit survives
+a power failure. PostgreSQL: READ COMMITTED with explicit row locks for writers, a read-only REPEATABLE READ snapshot
+for readers.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar, TypeVarTuple
+
+from sqlalchemy import (
+    CompoundSelect,
+    Connection,
+    CursorResult,
+    Delete,
+    Engine,
+    Insert,
+    Row,
+    Select,
+    Table,
+    Update,
+    create_engine,
+    event,
+    make_url,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import DBAPIError
+
+Clock = Callable[[], int]
+"""Returns microseconds since 1970, UTC."""
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+BUSY_TIMEOUT_S = 10.0
+_RETRY_STATES = frozenset({"40001", "40P01"})  # serialization failure, deadlock
+_ATTEMPTS = 5
+
+
+class StoreError(Exception):
+    """The database address is not usable, or a unit of work is used against its rules."""
+
+
+class ReadUnit:
+    """A consistent snapshot of the database that can only be read."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    @property
+    def dialect(self) -> str:
+        """ "sqlite" or "postgresql"."""
+        return self._connection.dialect.name
+
+    def select(self, statement: Select[*Ts] | CompoundSelect[*Ts]) -> CursorResult[*Ts]:
+        """Run a SELECT. StoreError for any other statement."""
+        _only_select(statement)
+        return self._connection.execute(statement)
+
+    def stream(self, statement: Select[*Ts] | CompoundSelect[*Ts], size: int = 1000) -> Iterator[Row[*Ts]]:
+        """Run a SELECT and yield its rows, keeping only `size` of them in memory at a time."""
+        _only_select(statement)
+        yield from self._connection.execute(statement, execution_options={"yield_per": size})
+
+
+class WriteUnit(ReadUnit):
+    """One transaction that may change the database. It is committed or rolled back by `Database.write` alone."""
+
+    def execute(self, statement: Insert | Update | Delete) -> CursorResult[*tuple[Any, ...]]:
+        """Run one INSERT, UPDATE or DELETE."""
+        return self._connection.execute(statement)
+
+    def execute_many(self, statement: Insert | Update | Delete, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Run a statement once for each set of parameters; none, when there are none."""
+        if rows:
+            self._connection.execute(statement, rows)
+
+    def insert_missing(self, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Insert the rows whose keys are not there yet and leave the others as they are (ON CONFLICT DO NOTHING)."""
+        build = postgresql.insert if self.dialect == "postgresql" else sqlite.insert
+        self.execute_many(build(table).on_conflict_do_nothing(), rows)
+
+
+def _only_select(statement: object) -> None:
+    if not isinstance(statement, Select | CompoundSelect):
+        raise StoreError(f"a read takes a SELECT, not {type(statement).__name__}")
+
+
+class Database:
+    """Engines for one address: `sqlite:///PATH` or `postgresql+psycopg://…`. Safe to share between threads."""
+
+    def __init__(self, url: str) -> None:
+        """Prepare the engines; nothing is opened yet. StoreError when the address names another kind of database."""
+        parsed = make_url(url)
+        self.url = url
+        self.dialect = parsed.get_backend_name()
+        self._writing = threading.Lock()
+        self._writer_thread: int | None = None
+        if self.dialect == "sqlite":
+            if parsed.database in (None, "", ":memory:"):
+                raise StoreError("SQLite needs a file: money is not kept in memory")
+            self._writer = _sqlite_engine(url, writer=True)
+            self._reader = _sqlite_engine(url, writer=False)
+        elif self.dialect == "postgresql":
+            if parsed.drivername == "postgresql":
+                parsed = parsed.set(drivername="postgresql+psycopg")
+            self._writer = create_engine(parsed, pool_size=8, max_overflow=8, pool_pre_ping=True)
+            self._reader = self._writer.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+        else:
+            raise StoreError(f"unsupported database {self.dialect!r}: use sqlite:/// or postgresql+psycopg://")
+
+    @contextmanager
+    def read(self) -> Iterator[ReadUnit]:
+        """Open a snapshot for the length of the block."""
+        with self._reader.connect() as connection, connection.begin():
+            yield ReadUnit(connection)
+
+    @contextmanager
+    def write(self) -> Iterator[WriteUnit]:
+        """Open a transaction for the length of the block. On SQLite, writers of this process queue here, fairly and
+        without spinning.
+
+        StoreError when this thread already has one open: it would wait for itself.
+        """
+        if self.dialect != "sqlite":
+            with self._writer.begin() as connection:
+                yield WriteUnit(connection)
+            return
+        if self._writer_thread == threading.get_ident():
+            raise StoreError("this thread already has a write unit open")
+        with self._writing:
+            self._writer_thread = threading.get_ident()
+            try:
+                with self._writer.begin() as connection:
+                    yield WriteUnit(connection)
+            finally:
+                self._writer_thread = None
+
+    def transact(self, work: Callable[[WriteUnit], T]) -> T:
+        """Run `work` in a write unit, again from its beginning when PostgreSQL broke a deadlock by rolling it back."""
+        for _ in range(_ATTEMPTS - 1):
+            try:
+                with self.write() as unit:
+                    return work(unit)
+            except DBAPIError as error:
+                if getattr(error.orig, "sqlstate", None) not in _RETRY_STATES:
+                    raise
+        with self.write() as unit:
+            return work(unit)
+
+    def migrate(self) -> str:
+        """Bring the schema to its newest version and return that version. Safe when several processes start at once."""
+        from marketplace.store.migrate import upgrade  # Alembic is only needed here, and slow to import
+
+        with self._writing:
+            return upgrade(self._writer)
+
+    def close(self) -> None:
+        """Close every connection. The database may be used again after it."""
+        self._reader.dispose()
+        self._writer.dispose()
+
+
+def _sqlite_engine(url: str, *, writer: bool) -> Engine:
+    engine = create_engine(
+        url,
+        connect_args={"timeout": BUSY_TIMEOUT_S, "check_same_thread": False},
+        pool_size=1 if writer else 8,
+        max_overflow=0 if writer else 16,
+    )
+
+    @event.listens_for(engine, "connect")
+    def _configure(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None
+        cursor = connection.cursor()
+        if writer:
+            cursor.execute("PRAGMA journal_mode=WAL")
+        cursor.execute("PRAGMA synchronous=FULL")
+        cursor.execute("PRAGMA foreign_keys=ON")
+        # Without it INSERT OR REPLACE would remove an append-only row past its trigger.
+        cursor.execute("PRAGMA recursive_triggers=ON")
+        cursor.execute(f"PRAGMA query_only={'OFF' if writer else 'ON'}")
+        cursor.close()
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writer else "BEGIN")
+
+    return engine

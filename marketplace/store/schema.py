@@ -1,0 +1,11 @@
+"""Imports every noun's tables, so that `metadata` is the whole schema: what migrations are compared with."""
+
+from __future__ import annotations
+
+import marketplace.keys.tables
+import marketplace.ledger.tables
+import marketplace.store.epochs
+import marketplace.users.tables  # noqa: F401
+from marketplace.store.base import metadata
+
+__all__ = ["metadata"]
