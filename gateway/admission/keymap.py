@@ -1,0 +1,202 @@
+"""Who is calling: every usable key in memory, found by its keyed hash. No request reads the database.
+
+A thread polls one integer (the keys epoch, which rises with every change of any key) and rebuilds the map when it
+moved, so a new key works and a revoked one stops working within a second. Limits in use survive a rebuild.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.exc import SQLAlchemyError
+
+from gateway.admission.limits import KeyLimits
+from marketplace.keys.tables import api_key
+from marketplace.store.db import Database, ReadUnit
+from marketplace.store.epochs import KEYS, current
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.2
+FRESH_S = 5.0
+"""A map not compared with the database for longer than this may let revoked keys in: not ready."""
+MAX_SECRET_BYTES = 256
+_NO_SECRET = b"no key was presented"
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+@dataclass(slots=True)
+class KeyState:
+    """One usable key."""
+
+    key_id: str
+    kind: str
+    """user, team or service"""
+    owner_id: str
+    account_id: str
+    """who pays; also the tenant of the prefix cache"""
+    name: str
+    prefix: str
+    """beginning of the secret, safe to show"""
+    allowed_models: frozenset[str] | None
+    """None allows every model."""
+    allowed_networks: tuple[Network, ...] | None
+    """None allows every address."""
+    expires_at: int | None
+    """µs UTC"""
+    limits: KeyLimits = field(compare=False)
+    """shared by all generations of this key's state"""
+
+    def may_use(self, model: str) -> bool:
+        """Whether the key's scope contains the model."""
+        return self.allowed_models is None or model in self.allowed_models
+
+    def may_come_from(self, address: str) -> bool:
+        """Whether the caller's address is within the allowed networks; an unreadable address is not."""
+        if self.allowed_networks is None:
+            return True
+        try:
+            caller = ipaddress.ip_address(address)
+        except ValueError:
+            return False
+        return any(caller in network for network in self.allowed_networks)
+
+
+class KeyMap:
+    """`load` once, `start` the poll, then `authenticate` from the event loop."""
+
+    def __init__(
+        self,
+        database: Database,
+        pepper: bytes,
+        clock: Callable[[], int],
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`pepper` keys the hash of the secrets; `clock` gives µs UTC, `monotonic` seconds that never jump."""
+        self._database = database
+        self._pepper = pepper
+        self._clock = clock
+        self._monotonic = monotonic
+        self._keys: dict[bytes, KeyState] = {}
+        self._limits: dict[str, KeyLimits] = {}
+        self._epoch = -1
+        self._compared_at = float("-inf")
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def authenticate(self, authorization: bytes | None, x_api_key: bytes | None) -> KeyState | None:
+        """Return the caller's key, from the raw values of `Authorization` (Bearer) and `X-API-Key`; None is a 401.
+
+        Authorization wins when both are there. The work is the same for a right, a wrong and a missing key: one keyed
+        hash and one lookup; nothing depends on how much of a secret is right, because only hashes are compared.
+        """
+        secret = _secret(authorization, x_api_key)
+        state = self._keys.get(hmac.digest(self._pepper, _NO_SECRET if secret is None else secret, "sha256"))
+        if secret is None or state is None:
+            return None
+        if state.expires_at is not None and state.expires_at <= self._clock():
+            return None
+        return state
+
+    @property
+    def fresh(self) -> bool:
+        """Whether the map was compared with the database lately; part of readiness."""
+        return self._monotonic() - self._compared_at <= FRESH_S
+
+    def load(self) -> bool:
+        """Compare with the database and rebuild when something changed; True when it did. Raises SQLAlchemyError."""
+        began = self._monotonic()
+        with self._database.read() as unit:
+            epoch = current(unit, KEYS)
+            changed = epoch != self._epoch
+            if changed:
+                self._rebuild(_rows(unit))
+                self._epoch = epoch
+        self._compared_at = began
+        return changed
+
+    def start(self) -> None:
+        """Poll from a thread until `stop`."""
+        assert self._thread is None, "already started"
+        self._thread = threading.Thread(target=self._poll, name="keymap", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the poll."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _poll(self) -> None:
+        failing = False
+        while not self._stop.wait(POLL_S):
+            try:
+                self.load()
+                failing = False
+            except (SQLAlchemyError, OSError) as error:
+                if not failing:
+                    log.warning("keys cannot be compared with the database: %s", error)
+                failing = True
+
+    def _rebuild(self, rows: Iterable[Any]) -> None:
+        keys: dict[bytes, KeyState] = {}
+        limits: dict[str, KeyLimits] = {}
+        for row in rows:
+            kept = self._limits.get(row.id)
+            if kept is None:
+                kept = KeyLimits(row.requests_per_minute, row.max_concurrency)
+            else:
+                kept.configure(row.requests_per_minute, row.max_concurrency)
+            limits[row.id] = kept
+            keys[bytes(row.digest)] = KeyState(
+                key_id=row.id,
+                kind=row.kind,
+                owner_id=row.owner_id,
+                account_id=row.account_id,
+                name=row.name,
+                prefix=row.prefix,
+                allowed_models=None if row.allowed_models is None else frozenset(json.loads(row.allowed_models)),
+                allowed_networks=None if row.allowed_addresses is None else _networks(row.allowed_addresses),
+                expires_at=row.expires_at,
+                limits=kept,
+            )
+        # One assignment each: the event loop sees the old map or the new one.
+        self._limits = limits
+        self._keys = keys
+
+
+def _rows(unit: ReadUnit) -> Iterable[Any]:
+    """Keys that can pay and are not revoked."""
+    return unit.select(select(api_key).where(api_key.c.revoked_at.is_(None), api_key.c.account_id.is_not(None)))
+
+
+def _networks(text: str) -> tuple[Network, ...]:
+    return tuple(ipaddress.ip_network(network, strict=False) for network in json.loads(text))
+
+
+def _secret(authorization: bytes | None, x_api_key: bytes | None) -> bytes | None:
+    if authorization is not None:
+        scheme, _, secret = authorization.partition(b" ")
+        secret = secret.strip()
+        if scheme.lower() != b"bearer":
+            return None
+    elif x_api_key is not None:
+        secret = x_api_key.strip()
+    else:
+        return None
+    return secret if 0 < len(secret) <= MAX_SECRET_BYTES else None
