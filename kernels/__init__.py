@@ -4,17 +4,23 @@
 when picked, so that an optional one never breaks the others.
 """
 
+import logging
+from pathlib import Path
+
 from kernels.interface import BlockQuantized, LinearWeight, Ops, WeightPart
 
 __all__ = ["BlockQuantized", "LinearWeight", "Ops", "WeightPart", "table"]
 
 _CHOICES = {"cpu": ("auto", "cpu", "reference"), "cuda": ("auto", "reference")}
+_log = logging.getLogger(__name__)
 
 
-def table(device: str = "cpu", choice: str = "auto", threads: int = 0) -> Ops:
+def table(device: str = "cpu", choice: str = "auto", threads: int = 0, cache_dir: Path | None = None) -> Ops:
     """Return the operations for `device` ("cpu" or "cuda"); choice is auto | triton | cpu | reference.
 
-    threads: CPU threads, 0 for all cores. Raises ValueError for a choice that the device cannot run.
+    threads: CPU threads, 0 for all cores this process may use. cache_dir: where built kernels are kept; None is the user's
+    cache folder. On CPUs without a working C compiler a warning is logged once here and torch's own operations are used.
+    Raises ValueError for a choice that the device cannot run.
     """
     kind = device.partition(":")[0]
     if kind not in _CHOICES:
@@ -23,6 +29,22 @@ def table(device: str = "cpu", choice: str = "auto", threads: int = 0) -> Ops:
         raise ValueError(f"kernels {choice!r} do not run on {device!r}; choose from {', '.join(_CHOICES[kind])}")
     if threads < 0:
         raise ValueError(f"threads must be 0 (all cores) or more, not {threads}")
-    from kernels.reference import ReferenceOps
+    if kind == "cuda" or choice == "reference":
+        from kernels.reference import ReferenceOps
 
-    return ReferenceOps()
+        return ReferenceOps()
+    return _cpu(threads, cache_dir)
+
+
+def _cpu(threads: int, cache_dir: Path | None) -> Ops:
+    from kernels.native_library import BuildError
+
+    try:
+        from kernels.cpu import CpuOps
+
+        return CpuOps(threads, cache_dir)
+    except BuildError as error:
+        from kernels.fallback import TorchOps
+
+        _log.warning("no native CPU kernels, running several times slower on torch's operations: %s", error)
+        return TorchOps()

@@ -1,0 +1,303 @@
+"""The CPU implementation: native operations (kernels/native) behind the `Ops` protocol, on tensors in main memory.
+
+Block-quantised weights stay packed: activations are quantised to int8 per block of 32 and multiplied in integers. A row's result
+is the same bits whatever else is in the call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kernels.arena import Arena
+from kernels.blocks import check_part
+from kernels.interface import Activation, BlockFormat, BlockQuantized, LinearWeight, WeightPart, rows_of
+from kernels.native_library import load
+from kernels.reference import check_parts
+
+_FLOAT_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_BLOCK_KINDS: dict[BlockFormat, int] = {"q4_0": 3, "q4_1": 4, "q8_0": 5}
+_MAX_HEAD = 512
+_ERRORS: dict[int, tuple[type[Exception], str]] = {
+    1: (MemoryError, "no memory for scratch space"),
+    2: (IndexError, "a token id is outside the embedding"),
+    3: (IndexError, "a slot is outside the KV cache"),
+    4: (IndexError, "a position is outside the rotary table"),
+    5: (IndexError, "a page of the page table is outside the KV cache"),
+    6: (ValueError, "query starts, KV lengths and the page table's width do not fit together"),
+    7: (IndexError, "a row is outside the batch"),
+}
+
+_ptr, _i32, _i64, _f32 = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
+
+
+class Segment(ctypes.Structure):
+    """hr_segment of headrace.h."""
+
+    _fields_ = (("kind", ctypes.c_int32), ("rows", ctypes.c_int32), ("data", _ptr))
+
+
+class WeightStruct(ctypes.Structure):
+    """hr_weight of headrace.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("in_features", "out_features", "segments", "reserved")),
+        ("segment", ctypes.POINTER(Segment)),
+        ("bias", _ptr),
+    )
+
+
+class RopeArgs(ctypes.Structure):
+    """hr_rope_args of headrace.h."""
+
+    _fields_ = (
+        *((name, _ptr) for name in ("qkv", "positions", "slots", "cos_sin", "q_norm", "k_norm", "keys", "values", "q")),
+        *((name, _i64) for name in ("tokens", "max_positions", "num_slots")),
+        *((name, ctypes.c_int32) for name in ("q_heads", "kv_heads", "head_dim", "page_size", "kv_kind")),
+        ("eps", _f32),
+    )
+
+
+class AttentionArgs(ctypes.Structure):
+    """hr_attention_args of headrace.h."""
+
+    _fields_ = (
+        *((name, _ptr) for name in ("q", "keys", "values", "q_starts", "kv_lens", "page_table", "out")),
+        *((name, _i64) for name in ("tokens", "num_pages")),
+        *((name, ctypes.c_int32) for name in ("seqs", "table_width", "q_heads", "kv_heads", "head_dim", "page_size")),
+        *((name, ctypes.c_int32) for name in ("kv_kind", "window")),
+        ("scale", _f32),
+    )
+
+
+_SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
+    "hr_lanes": (_i32, ()),
+    "hr_pool_new": (_ptr, (_i32,)),
+    "hr_pool_free": (None, (_ptr,)),
+    "hr_packed_bytes": (_i64, (_i32, _i64, _i64)),
+    "hr_pack": (None, (_i32, _i64, _i64, _ptr, _ptr)),
+    "hr_linear": (_i32, (_ptr, _ptr, _ptr, _i64, _ptr)),
+    "hr_embed": (_i32, (_ptr, _ptr, _ptr, _i64, _ptr)),
+    "hr_rms_norm": (_i32, (_ptr, _ptr, _ptr, _ptr, _i64, _i64, _f32, _ptr)),
+    "hr_gated": (_i32, (_ptr, _ptr, _i64, _i64, _i32, _ptr)),
+    "hr_rope_cache": (_i32, (_ptr, _ptr)),
+    "hr_attention": (_i32, (_ptr, _ptr)),
+}
+
+
+class PackedWeight:
+    """A weight matrix in the native layout: one segment per run of rows of the same format."""
+
+    __slots__ = ("_bias", "_data", "_segments", "_struct", "address", "in_features", "nbytes", "out_features")
+
+    def __init__(self, data: Sequence[tuple[int, int, Tensor]], in_features: int, bias: Tensor | None) -> None:
+        """data: kind, rows and packed bytes of each segment."""
+        self._data = [packed for _, _, packed in data]
+        self._bias = bias
+        self._segments = (Segment * len(data))(*(Segment(kind, rows, packed.data_ptr()) for kind, rows, packed in data))
+        self.in_features = in_features
+        self.out_features = sum(rows for _, rows, _ in data)
+        self.nbytes = sum(packed.nbytes for packed in self._data) + (0 if bias is None else bias.nbytes)
+        bias_address = None if bias is None else bias.data_ptr()
+        self._struct = WeightStruct(in_features, self.out_features, len(data), 0, self._segments, bias_address)
+        self.address = ctypes.addressof(self._struct)
+
+
+class CpuOps:
+    """Native operations with their own threads. Inputs are float32 and int32 tensors in main memory; others raise ValueError."""
+
+    name = "cpu"
+
+    def __init__(
+        self, threads: int = 0, cache_dir: Path | None = None, flags: tuple[str, ...] = ("-march=native",)
+    ) -> None:
+        """threads: 0 for all cores this process may use. Raises BuildError when the native library cannot be built."""
+        library = load(cache_dir, flags)
+        for function, (result, arguments) in _SIGNATURES.items():
+            getattr(library, function).restype = result
+            getattr(library, function).argtypes = arguments
+        self.threads = threads or len(os.sched_getaffinity(0))
+        self.lanes = int(library.hr_lanes())
+        self._library = library
+        self._pool = library.hr_pool_new(self.threads)
+        if not self._pool:
+            raise MemoryError("no memory for the thread pool")
+        weakref.finalize(self, library.hr_pool_free, self._pool)
+        self._arena = Arena()
+
+    def pack(self, parts: Sequence[WeightPart], bias: Tensor | None = None) -> LinearWeight:
+        """Lay parts out in panels of rows; neighbours of the same format become one segment. Raises ValueError."""
+        check_parts(parts, bias)
+        segments = []
+        runs: list[list[WeightPart]] = []
+        for part in parts:
+            check_part(part)
+            if runs and _kind(runs[-1][0]) == _kind(part):
+                runs[-1].append(part)
+            else:
+                runs.append([part])
+        width = parts[0].in_features if isinstance(parts[0], BlockQuantized) else int(parts[0].shape[1])
+        for run in runs:
+            kind, rows = _kind(run[0]), sum(rows_of(part) for part in run)
+            source = torch.cat([part.data.contiguous() for part in run])
+            packed = self._arena.take(int(self._library.hr_packed_bytes(kind, rows, width)))
+            self._library.hr_pack(kind, rows, width, source.data_ptr(), packed.data_ptr())
+            segments.append((kind, rows, packed))
+        return PackedWeight(segments, width, None if bias is None else bias.to(torch.float32).contiguous())
+
+    def linear(self, x: Tensor, weight: LinearWeight) -> Tensor:
+        """x [T, K] · weightᵀ + bias → [T, N]."""
+        packed = _packed(weight)
+        if x.dim() != 2 or x.shape[1] != packed.in_features:
+            raise ValueError(f"linear needs x of [T, {packed.in_features}], not {list(x.shape)}")
+        out = torch.empty(x.shape[0], packed.out_features)
+        self._check(self._library.hr_linear(self._pool, packed.address, _floats(x), x.shape[0], out.data_ptr()))
+        return out
+
+    def embed(self, token_ids: Tensor, weight: LinearWeight) -> Tensor:
+        """Dequantised rows [T, H]. Raises IndexError for an id outside the weight."""
+        packed = _packed(weight)
+        out = torch.empty(token_ids.shape[0], packed.in_features)
+        self._check(
+            self._library.hr_embed(self._pool, packed.address, _ints(token_ids), token_ids.shape[0], out.data_ptr())
+        )
+        return out
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
+        """RMSNorm over the last dimension; with residual, residual += x in place first."""
+        width = x.shape[-1]
+        if weight.shape != (width,) or (residual is not None and residual.shape != x.shape):
+            raise ValueError(f"rms_norm of {list(x.shape)} does not fit weight {list(weight.shape)} or the residual")
+        out = torch.empty(x.shape)
+        self._check(
+            self._library.hr_rms_norm(
+                self._pool, _floats(x), None if residual is None else _floats(residual), _floats(weight),
+                x.numel() // max(width, 1), width, eps, out.data_ptr(),
+            )
+        )  # fmt: skip
+        return out
+
+    def rope_and_cache(
+        self,
+        qkv: Tensor,
+        num_q_heads: int,
+        num_kv_heads: int,
+        positions: Tensor,
+        slots: Tensor,
+        cos_sin: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        q_norm: Tensor | None = None,
+        k_norm: Tensor | None = None,
+        eps: float = 1e-6,
+    ) -> Tensor:
+        """Rotate q and k, write k and v to the cache, return q [T, Hq, D]. Raises IndexError before anything is written."""
+        tokens = qkv.shape[0]
+        pages, page_size, head_dim, kind = _cache(key_cache, value_cache, num_kv_heads)
+        if qkv.shape != (tokens, (num_q_heads + 2 * num_kv_heads) * head_dim) or cos_sin.shape[1] != head_dim:
+            raise ValueError(f"qkv {list(qkv.shape)} and angles {list(cos_sin.shape)} do not fit heads of {head_dim}")
+        if positions.shape != (tokens,) or slots.shape != (tokens,):
+            raise ValueError(f"positions and slots must be [{tokens}]")
+        if any(norm is not None and norm.shape != (head_dim,) for norm in (q_norm, k_norm)):
+            raise ValueError(f"q and k norms must be [{head_dim}]")
+        q = torch.empty(tokens, num_q_heads, head_dim)
+        args = RopeArgs(
+            _floats(qkv), _ints(positions), _ints(slots), _floats(cos_sin),
+            None if q_norm is None else _floats(q_norm), None if k_norm is None else _floats(k_norm),
+            key_cache.data_ptr(), value_cache.data_ptr(), q.data_ptr(),
+            tokens, cos_sin.shape[0], pages * page_size,
+            num_q_heads, num_kv_heads, head_dim, page_size, kind, eps,
+        )  # fmt: skip
+        self._check(self._library.hr_rope_cache(self._pool, ctypes.addressof(args)))
+        return q
+
+    def paged_attention(
+        self,
+        q: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        q_starts: Tensor,
+        kv_lens: Tensor,
+        page_table: Tensor,
+        scale: float,
+        window: int = 0,
+    ) -> Tensor:
+        """Causal attention over pages → [T, Hq·D]. Raises IndexError or ValueError before a page outside the cache is read."""
+        tokens, num_q_heads, head_dim = q.shape
+        pages, page_size, cache_dim, kind = _cache(key_cache, value_cache, key_cache.shape[1])
+        seqs = kv_lens.shape[0]
+        if cache_dim != head_dim or num_q_heads % key_cache.shape[1]:
+            raise ValueError(f"q {list(q.shape)} does not fit a cache of {list(key_cache.shape)}")
+        if q_starts.shape != (seqs + 1,) or page_table.dim() != 2 or page_table.shape[0] != seqs:
+            raise ValueError(f"{seqs} sequences need q_starts [{seqs + 1}] and page_table [{seqs}, P]")
+        out = torch.empty(tokens, num_q_heads * head_dim)
+        args = AttentionArgs(
+            _floats(q), key_cache.data_ptr(), value_cache.data_ptr(), _ints(q_starts), _ints(kv_lens), _ints(page_table),
+            out.data_ptr(), tokens, pages,
+            seqs, page_table.shape[1], num_q_heads, key_cache.shape[1], head_dim, page_size, kind, window, scale,
+        )  # fmt: skip
+        self._check(self._library.hr_attention(self._pool, ctypes.addressof(args)))
+        return out
+
+    def gated(self, gate_up: Tensor, activation: Activation = "silu") -> Tensor:
+        """activation(first half) · second half."""
+        if activation not in ("silu", "gelu_tanh"):
+            raise ValueError(f"unknown activation {activation!r}; known: silu, gelu_tanh")
+        rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+        if gate_up.dim() != 2 or gate_up.shape[1] % 2:
+            raise ValueError(f"gated needs [T, 2·I], not {list(gate_up.shape)}")
+        out = torch.empty(rows, width)
+        self._check(
+            self._library.hr_gated(self._pool, _floats(gate_up), rows, width, activation == "gelu_tanh", out.data_ptr())
+        )
+        return out
+
+    @staticmethod
+    def _check(code: int) -> None:
+        if code:
+            kind, message = _ERRORS[code]
+            raise kind(message)
+
+
+def _kind(part: WeightPart) -> int:
+    return _BLOCK_KINDS[part.format] if isinstance(part, BlockQuantized) else _FLOAT_KINDS[part.dtype]
+
+
+def _packed(weight: LinearWeight) -> PackedWeight:
+    if not isinstance(weight, PackedWeight):
+        raise TypeError(f"this weight was packed by another implementation: {type(weight).__name__}")
+    return weight
+
+
+def _floats(x: Tensor) -> int:
+    if x.dtype != torch.float32 or not x.is_contiguous() or not x.is_cpu:
+        raise ValueError(f"a contiguous float32 tensor in main memory is needed, not {x.dtype} on {x.device}")
+    return x.data_ptr()
+
+
+def _ints(x: Tensor) -> int:
+    if x.dtype != torch.int32 or not x.is_contiguous() or not x.is_cpu:
+        raise ValueError(f"a contiguous int32 tensor in main memory is needed, not {x.dtype} on {x.device}")
+    return x.data_ptr()
+
+
+def _cache(keys: Tensor, values: Tensor, kv_heads: int) -> tuple[int, int, int, int]:
+    """Pages, page size, head size and kind of a cache. Raises ValueError where keys and values do not match."""
+    if keys.shape != values.shape or keys.dtype != values.dtype or keys.dim() != 4 or keys.dtype not in _FLOAT_KINDS:
+        raise ValueError(
+            f"caches must be equal in shape and type: {list(keys.shape)}, {list(values.shape)}, {keys.dtype}"
+        )
+    if not (keys.is_contiguous() and values.is_contiguous() and keys.is_cpu and values.is_cpu):
+        raise ValueError("caches must be contiguous and in main memory")
+    pages, heads, page_size, head_dim = keys.shape
+    if heads != kv_heads or head_dim % 2 or head_dim > _MAX_HEAD:
+        raise ValueError(
+            f"a cache of {list(keys.shape)} does not fit {kv_heads} heads of an even size up to {_MAX_HEAD}"
+        )
+    return pages, page_size, head_dim, _FLOAT_KINDS[keys.dtype]

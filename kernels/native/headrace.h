@@ -1,0 +1,87 @@
+/* What the native CPU operations share: the thread pool, the layout of packed weights, and the argument structs that
+ * kernels/cpu.py fills in. Every array is row-major; activations are float32; sizes are in elements unless said. */
+#ifndef HEADRACE_H
+#define HEADRACE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define HR_API __attribute__((visibility("default")))
+#define HR_INLINE static inline __attribute__((always_inline))
+
+enum hr_kind { HR_F32 = 0, HR_BF16 = 1, HR_F16 = 2, HR_Q4_0 = 3, HR_Q4_1 = 4, HR_Q8_0 = 5 };
+enum { HR_BLOCK = 32, HR_MAX_HEAD = 512 };
+
+/* Result of the operations: 0, or what was wrong with the input. */
+enum hr_error { HR_OK = 0, HR_NO_MEMORY = 1, HR_BAD_TOKEN = 2, HR_BAD_SLOT = 3, HR_BAD_POSITION = 4, HR_BAD_PAGE = 5,
+                HR_BAD_LENGTH = 6, HR_BAD_ROW = 7 };
+
+/* ---- pool.c ---- */
+typedef struct hr_pool hr_pool;
+typedef void (*hr_range)(void *job, int64_t begin, int64_t end, int thread);
+
+/* Run `run` over [0, total) in chunks of at most `grain`, taken by whichever thread is free. The caller takes part. */
+void hr_parallel(hr_pool *pool, int64_t total, int64_t grain, hr_range run, void *job);
+int hr_threads(const hr_pool *pool);
+/* Scratch memory that lives until the next request for the same slot, 64-byte aligned; NULL when there is no memory.
+ * Slots 0 .. threads-1 belong to the threads; hr_shared has its own, used by the caller before it starts a parallel run. */
+void *hr_scratch(hr_pool *pool, int thread, size_t bytes);
+enum hr_shared_slot { HR_SHARED_ACTIVATIONS = 0, HR_SHARED_TASKS = 1, HR_SHARED_SLOTS = 2 };
+void *hr_shared(hr_pool *pool, enum hr_shared_slot slot, size_t bytes);
+
+/* ---- weights ---- */
+typedef struct {
+    int32_t kind;
+    int32_t rows;
+    const uint8_t *data; /* packed by hr_pack */
+} hr_segment;
+
+typedef struct {
+    int32_t in, out, segments, reserved;
+    const hr_segment *segment;
+    const float *bias; /* NULL or [out] */
+} hr_weight;
+
+typedef struct {
+    const int8_t *q;    /* [T, in] */
+    const float *scale; /* [T, in / 32] */
+    const float *sum;   /* [T, in / 32]: scale times the sum of the block's q */
+} hr_quantized;
+
+int64_t hr_quant_bytes(int kind, int64_t rows, int64_t in);
+void hr_quant_pack(int kind, int64_t rows, int64_t in, const uint8_t *source, uint8_t *packed);
+void hr_quant_row(const hr_segment *segment, int64_t in, int64_t row, float *out);
+int hr_quantize(hr_pool *pool, const float *x, int64_t tokens, int64_t in, hr_quantized *out);
+void hr_quant_linear(hr_pool *pool, const hr_segment *segment, int64_t in, const hr_quantized *x, int64_t tokens,
+                     const float *bias, float *out, int64_t stride);
+
+int64_t hr_dense_bytes(int kind, int64_t rows, int64_t in);
+void hr_dense_pack(int kind, int64_t rows, int64_t in, const uint8_t *source, uint8_t *packed);
+void hr_dense_row(const hr_segment *segment, int64_t in, int64_t row, float *out);
+int hr_dense_linear(hr_pool *pool, const hr_segment *segment, int64_t in, const float *x, int64_t tokens,
+                    const float *bias, float *out, int64_t stride);
+
+/* ---- arguments of the larger operations ---- */
+typedef struct {
+    const float *qkv;
+    const int32_t *positions, *slots;
+    const float *cos_sin;
+    const float *q_norm, *k_norm; /* NULL or [head_dim] */
+    void *keys, *values;
+    float *q;
+    int64_t tokens, max_positions, num_slots;
+    int32_t q_heads, kv_heads, head_dim, page_size, kv_kind;
+    float eps;
+} hr_rope_args;
+
+typedef struct {
+    const float *q;
+    const void *keys, *values;
+    const int32_t *q_starts, *kv_lens, *page_table;
+    float *out;
+    int64_t tokens, num_pages;
+    int32_t seqs, table_width, q_heads, kv_heads, head_dim, page_size, kv_kind, window;
+    float scale;
+} hr_attention_args;
+
+#endif

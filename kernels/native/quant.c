@@ -1,0 +1,194 @@
+/* Matrices in GGUF's block formats, multiplied packed.
+ *
+ * Layout: panels of HR_LANES rows (the last one padded with zero rows), blocks of 32 inputs one after the other in a panel. A block
+ * of a panel holds the rows' scales d as fp16, for q4_1 their minima m as fp16, then the weights so that lane r of a vector holds
+ * 4 consecutive inputs of row r: eight vectors of bytes for q8_0; four for the 4-bit formats, where vector j carries inputs
+ * 4j .. 4j+3 in the low nibbles and 16+4j .. 16+4j+3 in the high ones.
+ *
+ * Activations are quantised per token and block of 32 to int8 with a float scale, as llama.cpp's Q8_1 does. A block's dot product
+ * is exact in integers; blocks are added in float32 in order of K, one chain per output, whatever the number of tokens. */
+#include "headrace.h"
+#include "simd.h"
+
+#define L HR_LANES
+enum { TILE = 4, TOKEN_BLOCK = 16 };
+
+HR_INLINE int is_packed4(int kind) { return kind != HR_Q8_0; }
+HR_INLINE int header_bytes(int kind) { return kind == HR_Q4_1 ? 4 * L : 2 * L; }
+HR_INLINE int block_bytes(int kind) { return header_bytes(kind) + L * (is_packed4(kind) ? 16 : 32); }
+HR_INLINE int source_bytes(int kind) { return kind == HR_Q4_0 ? 18 : kind == HR_Q4_1 ? 20 : 34; }
+
+int64_t hr_quant_bytes(int kind, int64_t rows, int64_t in) { return (rows + L - 1) / L * (in / HR_BLOCK) * block_bytes(kind); }
+
+void hr_quant_pack(int kind, int64_t rows, int64_t in, const uint8_t *source, uint8_t *packed) {
+    int64_t blocks = in / HR_BLOCK, stride = blocks * source_bytes(kind);
+    memset(packed, 0, (size_t)hr_quant_bytes(kind, rows, in));
+    for (int64_t row = 0; row < rows; row++) {
+        int lane = (int)(row % L);
+        for (int64_t b = 0; b < blocks; b++) {
+            const uint8_t *from = source + row * stride + b * source_bytes(kind);
+            uint8_t *to = packed + (row / L * blocks + b) * block_bytes(kind);
+            memcpy(to + 2 * lane, from, 2);
+            if (kind == HR_Q4_1) memcpy(to + 2 * L + 2 * lane, from + 2, 2);
+            from += kind == HR_Q4_1 ? 4 : 2;
+            to += header_bytes(kind) + 4 * lane;
+            for (int i = 0; i < (is_packed4(kind) ? 16 : 32); i++)
+                to[i / 4 * 4 * L + i % 4] = is_packed4(kind) ? from[i] : (uint8_t)(from[i] + HR_BYTE_OFFSET);
+        }
+    }
+}
+
+void hr_quant_row(const hr_segment *segment, int64_t in, int64_t row, float *out) {
+    int kind = segment->kind, lane = (int)(row % L);
+    const uint8_t *block = segment->data + row / L * (in / HR_BLOCK) * block_bytes(kind);
+    for (int64_t b = 0; b < in / HR_BLOCK; b++, block += block_bytes(kind), out += HR_BLOCK) {
+        uint16_t d, m = 0;
+        memcpy(&d, block + 2 * lane, 2);
+        if (kind == HR_Q4_1) memcpy(&m, block + 2 * L + 2 * lane, 2);
+        float scale = hr_from_half(d), least = hr_from_half(m);
+        const uint8_t *q = block + header_bytes(kind) + 4 * lane;
+        for (int i = 0; i < HR_BLOCK; i++) {
+            uint8_t byte = q[(is_packed4(kind) ? i % 16 : i) / 4 * 4 * L + i % 4];
+            if (kind == HR_Q8_0) out[i] = (float)(int8_t)(byte - HR_BYTE_OFFSET) * scale;
+            else if (kind == HR_Q4_0) out[i] = (float)((i < 16 ? byte & 15 : byte >> 4) - 8) * scale;
+            else out[i] = (float)(i < 16 ? byte & 15 : byte >> 4) * scale + least;
+        }
+    }
+}
+
+/* ---- activations ---- */
+typedef struct {
+    const float *x;
+    int64_t in;
+    int8_t *q;
+    float *scale, *sum;
+} quantize_job;
+
+static void quantize_rows(void *argument, int64_t begin, int64_t end, int thread) {
+    const quantize_job *job = argument;
+    int64_t blocks = job->in / HR_BLOCK;
+    (void)thread;
+    for (int64_t i = begin * blocks; i < end * blocks; i++) {
+        const float *x = job->x + i * HR_BLOCK;
+        int8_t *q = job->q + i * HR_BLOCK;
+        vf most = vf_abs(vf_load(x));
+        for (int k = L; k < HR_BLOCK; k += L) most = vf_max(most, vf_abs(vf_load(x + k)));
+        float largest = vf_largest(most), inverse = largest > 1e-30f ? 127.0f / largest : 0.0f;
+        vi total = {0};
+        for (int k = 0; k < HR_BLOCK; k += L) {
+            /* Adding 1.5 · 2^23 rounds to the nearest integer, ties to even, and leaves it in the low bits. */
+            vi rounded = (vi)(vf_load(x + k) * inverse + 12582912.0f) - 0x4b400000;
+            typedef int8_t narrow __attribute__((vector_size(L)));
+            narrow bytes = __builtin_convertvector(rounded, narrow);
+            memcpy(q + k, &bytes, sizeof bytes);
+            total += rounded;
+        }
+        float scale = largest / 127.0f;
+        job->scale[i] = scale;
+        job->sum[i] = scale * vf_sum(vf_float(total));
+    }
+}
+
+int hr_quantize(hr_pool *pool, const float *x, int64_t tokens, int64_t in, hr_quantized *out) {
+    int64_t blocks = tokens * (in / HR_BLOCK);
+    int8_t *q = hr_shared(pool, HR_SHARED_ACTIVATIONS, (size_t)(blocks * (HR_BLOCK + 8)));
+    if (!q) return HR_NO_MEMORY;
+    float *scale = (float *)(q + blocks * HR_BLOCK);
+    quantize_job job = {x, in, q, scale, scale + blocks};
+    int64_t grain = 65536 / in + 1; /* about 10 us of work; fewer rows are not worth waking anybody */
+    hr_parallel(pool, tokens, grain, quantize_rows, &job);
+    *out = (hr_quantized){q, job.scale, job.sum};
+    return HR_OK;
+}
+
+/* ---- the product ---- */
+typedef struct {
+    const hr_segment *segment;
+    int64_t in, tokens, stride;
+    const hr_quantized *x;
+    const float *bias;
+    float *out;
+} product_job;
+
+/* HR_LANES rows × `nt` tokens. kind and nt are constants after inlining. */
+HR_INLINE void tile(const product_job *job, const uint8_t *panel, int64_t first, int64_t row, int kind, int nt) {
+    int64_t blocks = job->in / HR_BLOCK;
+    const int8_t *a[TILE];
+    const float *scale[TILE], *sum[TILE];
+    vf acc[TILE];
+    for (int t = 0; t < nt; t++) {
+        a[t] = job->x->q + (first + t) * job->in;
+        scale[t] = job->x->scale + (first + t) * blocks;
+        sum[t] = job->x->sum + (first + t) * blocks;
+        acc[t] = (vf){0};
+    }
+    for (int64_t b = 0; b < blocks; b++, panel += block_bytes(kind)) {
+        const uint8_t *w = panel + header_bytes(kind);
+        vf d = vf_load_half((const uint16_t *)panel);
+        vi total[TILE];
+        if (is_packed4(kind)) {
+            dot_nibble part[TILE] = {{0}};
+#pragma GCC unroll 4
+            for (int j = 0; j < 4; j++) {
+                vb both = vb_load(w + j * 4 * L), low = both & 15, high = (vb)((vu)both >> 4) & 15;
+#pragma GCC unroll 4
+                for (int t = 0; t < nt; t++) {
+                    part[t] = dot_nibble_add(part[t], low, vb_spread(a[t] + b * HR_BLOCK + 4 * j));
+                    part[t] = dot_nibble_add(part[t], high, vb_spread(a[t] + b * HR_BLOCK + 16 + 4 * j));
+                }
+            }
+            for (int t = 0; t < nt; t++) total[t] = dot_nibble_end(part[t]);
+        } else {
+            for (int t = 0; t < nt; t++) total[t] = (vi){0};
+#pragma GCC unroll 8
+            for (int j = 0; j < 8; j++) {
+                vb bytes = vb_load(w + j * 4 * L);
+#pragma GCC unroll 4
+                for (int t = 0; t < nt; t++) total[t] = dot_byte_add(total[t], bytes, vb_spread(a[t] + b * HR_BLOCK + 4 * j));
+            }
+        }
+        const float offset = kind == HR_Q4_0 ? 8.0f : kind == HR_Q8_0 ? (float)HR_BYTE_OFFSET : 0.0f;
+        vf m = kind == HR_Q4_1 ? vf_load_half((const uint16_t *)panel + L) : d * -offset;
+#pragma GCC unroll 4
+        for (int t = 0; t < nt; t++) {
+            acc[t] = vf_fma(vf_float(total[t]), d * scale[t][b], acc[t]);
+            if (kind == HR_Q4_1 || offset != 0.0f) acc[t] = vf_fma(m, vf_set(sum[t][b]), acc[t]);
+        }
+    }
+    int64_t valid = job->segment->rows - row;
+    for (int t = 0; t < nt; t++) {
+        float *out = job->out + (first + t) * job->stride + row;
+        if (valid >= L) {
+            vf_store(out, job->bias ? acc[t] + vf_load(job->bias + row) : acc[t]);
+        } else {
+            for (int i = 0; i < valid; i++) out[i] = acc[t][i] + (job->bias ? job->bias[row + i] : 0.0f);
+        }
+    }
+}
+
+HR_INLINE void panels(const product_job *job, int64_t begin, int64_t end, int kind) {
+    int64_t bytes = job->in / HR_BLOCK * block_bytes(kind);
+    for (int64_t block = 0; block < job->tokens; block += TOKEN_BLOCK) {
+        int64_t last = block + TOKEN_BLOCK < job->tokens ? block + TOKEN_BLOCK : job->tokens;
+        for (int64_t p = begin; p < end; p++) {
+            const uint8_t *panel = job->segment->data + p * bytes;
+            int64_t t = block;
+            for (; t + TILE <= last; t += TILE) tile(job, panel, t, p * L, kind, TILE);
+            if (last - t == 3) tile(job, panel, t, p * L, kind, 3);
+            if (last - t == 2) tile(job, panel, t, p * L, kind, 2);
+            if (last - t == 1) tile(job, panel, t, p * L, kind, 1);
+        }
+    }
+}
+
+static void panels_q4_0(void *job, int64_t begin, int64_t end, int thread) { (void)thread; panels(job, begin, end, HR_Q4_0); }
+static void panels_q4_1(void *job, int64_t begin, int64_t end, int thread) { (void)thread; panels(job, begin, end, HR_Q4_1); }
+static void panels_q8_0(void *job, int64_t begin, int64_t end, int thread) { (void)thread; panels(job, begin, end, HR_Q8_0); }
+
+void hr_quant_linear(hr_pool *pool, const hr_segment *segment, int64_t in, const hr_quantized *x, int64_t tokens,
+                     const float *bias, float *out, int64_t stride) {
+    product_job job = {segment, in, tokens, stride, x, bias, out};
+    int64_t count = (segment->rows + L - 1) / L, grain = count / (4 * hr_threads(pool)) + 1;
+    hr_range run = segment->kind == HR_Q4_0 ? panels_q4_0 : segment->kind == HR_Q4_1 ? panels_q4_1 : panels_q8_0;
+    hr_parallel(pool, count, grain, run, &job);
+}
