@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 import msgspec
-from sqlalchemy import bindparam, insert, update
 
 from marketplace.ledger import book, chain, holds, ledger, meters
 from marketplace.ledger.book import CUSTOMER, Account, AccountState
@@ -29,11 +28,6 @@ from marketplace.ledger.tables import hold, quarantine
 from marketplace.store.db import WriteUnit
 
 _CHANGING = ("asked", "amount", "state", "prompt", "cached", "completion", "closed_at", "closed_by", "close_reason")
-_UPDATE_HOLD = (
-    update(hold)
-    .where(hold.c.request_id == bindparam("of_request"))
-    .values({column: bindparam(f"new_{column}") for column in _CHANGING})
-)
 
 
 class AppliedBatch(msgspec.Struct, frozen=True):
@@ -193,15 +187,9 @@ def _settle(desk: _Desk, row: Row, record: Settle, account: Account) -> None:
 
 
 def _write(unit: WriteUnit, desk: _Desk, head: chain.Head, records: Sequence[JournalRecord]) -> None:
-    unit.execute_many(insert(hold), list(desk.opened.values()))
-    unit.execute_many(
-        _UPDATE_HOLD,
-        [
-            {"of_request": request_id} | {f"new_{column}": row[column] for column in _CHANGING}
-            for request_id, row in sorted(desk.changed.items())
-        ],
-    )
-    unit.execute_many(insert(quarantine), desk.rejected)
+    unit.insert_rows(hold, list(desk.opened.values()))
+    unit.update_rows(hold, "request_id", _CHANGING, [row for _, row in sorted(desk.changed.items())])
+    unit.insert_rows(quarantine, desk.rejected)
     chain.append(
         unit,
         head,

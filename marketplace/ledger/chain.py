@@ -113,9 +113,9 @@ def append(
                 hash=new_hash,
             )
         )
-        unit.execute_many(insert(usage_record), posting.usage)
-        unit.execute_many(insert(ledger_tx), posting.txs)
-        unit.execute_many(insert(entry), posting.entries)
+        unit.insert_rows(usage_record, posting.usage)
+        unit.insert_rows(ledger_tx, posting.txs)
+        unit.insert_rows(entry, posting.entries)
         head.batches, head.hash = number, new_hash
     head.applied_seq = last_seq
     unit.execute(

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Sequence
+from dataclasses import asdict
 
 import msgspec
-from sqlalchemy import bindparam, insert, select, update
+from sqlalchemy import insert, select, update
 
 from marketplace.ledger import book, chain
 from marketplace.ledger.book import CUSTOMER, Account, AccountState, LedgerError, UnknownAccountError
@@ -33,16 +34,7 @@ _KINDS = {
     ROUNDING: "rounding",
 }
 
-_UPDATE_ACCOUNT = (
-    update(account)
-    .where(account.c.id == bindparam("account_id"))
-    .values(
-        posted=bindparam("new_posted"),
-        held=bindparam("new_held"),
-        entries=bindparam("new_entries"),
-        version=bindparam("new_version"),
-    )
-)
+_CHANGING = ("posted", "held", "entries", "version")
 
 
 class IdempotencyConflictError(LedgerError):
@@ -139,20 +131,10 @@ def lock_accounts(unit: WriteUnit, account_ids: Collection[str]) -> dict[str, Ac
 
 def save_accounts(unit: WriteUnit, accounts: Collection[Account]) -> None:
     """Write the changed accounts back, one version further."""
-    rows = []
-    for item in accounts:
-        if item.changed:
-            item.version += 1
-            rows.append(
-                {
-                    "account_id": item.id,
-                    "new_posted": item.posted,
-                    "new_held": item.held,
-                    "new_entries": item.entries,
-                    "new_version": item.version,
-                }
-            )
-    unit.execute_many(_UPDATE_ACCOUNT, rows)
+    changed = [item for item in accounts if item.changed]
+    for item in changed:
+        item.version += 1
+    unit.update_rows(account, "id", _CHANGING, [asdict(item) for item in changed])
 
 
 def post(

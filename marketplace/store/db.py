@@ -35,6 +35,8 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 
+from marketplace.store import bulk
+
 Clock = Callable[[], int]
 """Returns microseconds since 1970, UTC."""
 T = TypeVar("T")
@@ -78,15 +80,19 @@ class WriteUnit(ReadUnit):
         """Run one INSERT, UPDATE or DELETE."""
         return self._connection.execute(statement)
 
-    def execute_many(self, statement: Insert | Update | Delete, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Run a statement once for each set of parameters; none, when there are none."""
-        if rows:
-            self._connection.execute(statement, rows)
+    def insert_rows(self, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Insert any number of rows in one statement; each gives a value for every column of the table."""
+        bulk.insert_rows(self._connection, table, rows)
+
+    def update_rows(self, table: Table, key: str, columns: tuple[str, ...], rows: Sequence[Mapping[str, Any]]) -> None:
+        """Set `columns` of any number of rows in one statement, each found by its `key`."""
+        bulk.update_rows(self._connection, table, key, columns, rows)
 
     def insert_missing(self, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
         """Insert the rows whose keys are not there yet and leave the others as they are (ON CONFLICT DO NOTHING)."""
         build = postgresql.insert if self.dialect == "postgresql" else sqlite.insert
-        self.execute_many(build(table).on_conflict_do_nothing(), rows)
+        if rows:
+            self._connection.execute(build(table).on_conflict_do_nothing(), rows)
 
 
 def _only_select(statement: object) -> None:
