@@ -1,16 +1,17 @@
-"""Choosing the next token from a row of logits, in numpy on the host: every row by itself, so no row depends on another.
+"""Choosing the next token from a row of logits, in numpy on the host: every row by itself, so no row depends on
+another.
 
 Sampling is Gumbel-max: argmax(logit / temperature + g) has exactly the softmax distribution when the g are independent
-Gumbel noise. Here g is a pure function of (seed, position, token id) through a 32-bit integer hash, so a draw has no state:
-the same seed gives the same token whatever else is in the batch and however often the step is repeated.
+Gumbel noise. Here g is a pure function of (seed, position, token id) through a 32-bit integer hash, so a draw has no
+state: the same seed gives the same token whatever else is in the batch and however often the step is repeated.
 
 The hash of a token: h = mix(mix'(id) ^ low, + high) with the xor-shift-multiply constants of lowbias32 (C. Wellons,
-"Prospecting for hash functions", 2018); (low, high) is the 64-bit splitmix64 (Steele, Lea, Flood 2014) of seed and position.
-g = −log(−log((h + ½) / 2³²)), which lies between −3.13 and 22.9.
+"Prospecting for hash functions", 2018); (low, high) is the 64-bit splitmix64 (Steele, Lea, Flood 2014) of seed and
+position. g = −log(−log((h + ½) / 2³²)), which lies between −3.13 and 22.9.
 
-Truncation, in this order: top_k keeps the k largest logits; top_p keeps the smallest prefix of what is left, most probable
-first, whose renormalised mass reaches p; min_p drops tokens less probable than min_p times the most probable. Equal logits
-are ordered by token id, lowest first.
+Truncation, in this order: top_k keeps the k largest logits; top_p keeps the smallest prefix of what is left, most
+probable first, whose renormalised mass reaches p; min_p drops tokens less probable than min_p times the most probable.
+Equal logits are ordered by token id, lowest first.
 """
 
 from __future__ import annotations
@@ -32,15 +33,17 @@ _MASK64 = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _BLOCK = 64
 
-# A token whose scaled logit is more than _FAR below the largest needs noise above _RARE to win, since the token with the
-# largest logit has noise of at least −3.14. Only one token in 400 has such noise: the logarithms of the others are not taken.
+# A token whose scaled logit is more than _FAR below the largest needs noise above _RARE to win, since the token with
+# the largest logit has noise of at least −3.14. Only one token in 400 has such noise: the logarithms of the others are
+# not taken.
 _RARE = 6.0
 _FAR = _RARE + 3.25
 _RARE_HASH = np.uint32(math.floor(2**32 * math.exp(-math.exp(-_RARE))) - 1)
 
 
 def noise_key(seed: int, position: int) -> tuple[int, int]:
-    """(low, high) 32-bit halves of the hash key of the token at `position` (0-based in its sequence). Any int is a seed."""
+    """(low, high) 32-bit halves of the hash key of the token at `position` (0-based in its sequence). Any int is a
+    seed."""
     key = _splitmix64((_splitmix64(seed & _MASK64) + position * _GOLDEN) & _MASK64)
     return key & 0xFFFFFFFF, key >> 32
 
@@ -132,7 +135,8 @@ class RowSampler:
         top_p: float = 1.0,
         min_p: float = 0.0,
     ) -> int:
-        """Token id drawn from softmax(row / temperature) after truncation, or −1 when the row holds no finite maximum."""
+        """Token id drawn from softmax(row / temperature) after truncation, or −1 when the row holds no finite
+        maximum."""
         largest = row.max()
         if not math.isfinite(largest):
             return -1
@@ -151,7 +155,8 @@ class RowSampler:
 
 
 def kept_tokens(row: Row, temperature: float, top_k: int, top_p: float, min_p: float) -> Ids:
-    """Ids that survive the truncation (at least one), most probable first. At least one filter is on; the maximum is finite."""
+    """Ids that survive the truncation (at least one), most probable first. At least one filter is on; the maximum is
+    finite."""
     size = row.shape[0]
     largest = row.max()
     if 0 < top_k < size:
@@ -173,7 +178,8 @@ def kept_tokens(row: Row, temperature: float, top_k: int, top_p: float, min_p: f
 
 
 def _nucleus_of_all(row: Row, temperature: float, mass: float) -> Ids:
-    """The shortest prefix of all tokens, most probable first, that reaches `mass`: looked for among ever more of them."""
+    """The shortest prefix of all tokens, most probable first, that reaches `mass`: looked for among ever more of
+    them."""
     size = row.shape[0]
     largest = row.max()
     among = 64
@@ -186,7 +192,8 @@ def _nucleus_of_all(row: Row, temperature: float, mass: float) -> Ids:
 
 
 def _nucleus(weights: Scores, mass: float) -> int:
-    """Length of the shortest prefix whose sum reaches mass: at least 1, all when rounding leaves the sum short of it."""
+    """Length of the shortest prefix whose sum reaches mass: at least 1, all when rounding leaves the sum short of
+    it."""
     return min(int(np.searchsorted(np.cumsum(weights), mass)) + 1, weights.shape[0])
 
 
