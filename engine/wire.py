@@ -218,7 +218,7 @@ class FrameReader:
 
 
 def _complete(buffer: bytearray) -> bool:
-    """True when the first frame is whole, or too long and to be refused (so a large frame is copied once, at its end)."""
+    """True when the first frame is whole, or too long and to be refused; a large one is copied once, at its end."""
     if len(buffer) < 4:
         return False
     length: int = _LENGTH.unpack_from(buffer)[0]

@@ -1,0 +1,287 @@
+"""The engine client: one connection from an event loop to an engine process, with any number of requests on it.
+
+`submit` and `abort` speak in tokens and frames; `generate` (see generation.py) in text. Nothing here loads torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from engine.detokenizer import HasVocabulary
+from engine.generation import EngineError, GenerateRequest, Generation
+from engine.sampling_params import SamplingParams
+from engine.wire import (
+    PROTOCOL,
+    Abort,
+    ClientFrame,
+    FrameReader,
+    Progress,
+    Refused,
+    Snapshot,
+    SnapshotQuery,
+    Step,
+    Submit,
+    UsageQuery,
+    UsageReply,
+    Welcome,
+    WireError,
+    decode_engine,
+    encode,
+    pack_tokens,
+)
+
+OnProgress = Callable[[Progress | EngineError], None]
+"""Told each Progress of a request in order; the last has a finish_reason or is an EngineError. It must not raise."""
+
+UNSENT_LIMIT = 64 << 20
+"""Bytes of requests that the engine may leave unread before new ones are refused."""
+
+
+class EngineClient:
+    """A connection to the engine at a socket. Belongs to one event loop; connect() may be called again after a loss."""
+
+    def __init__(self, socket_path: Path | str, tokenizer: HasVocabulary | None = None) -> None:
+        """Without a tokenizer everything works but generate()."""
+        self.socket_path = Path(socket_path)
+        self.tokenizer = tokenizer
+        self.welcome: Welcome | None = None
+        """The engine's greeting on the latest connection."""
+        self._connection: _Connection | None = None
+        self._listeners: dict[str, OnProgress] = {}
+        self._aborts: dict[str, asyncio.Future[Progress]] = {}
+        self._queries: dict[int, asyncio.Future[UsageReply | Snapshot]] = {}
+        self._query_id = 0
+        self._lost: asyncio.Event = asyncio.Event()
+        self._lost.set()
+
+    @property
+    def connected(self) -> bool:
+        """True between the engine's greeting and the end of the connection."""
+        return self._connection is not None
+
+    @property
+    def live(self) -> int:
+        """Requests submitted over this client that have not ended."""
+        return len(self._listeners)
+
+    async def connect(self, timeout_s: float = 10.0) -> Welcome:
+        """Open the connection and wait for the greeting.
+
+        Raises EngineError: "engine_down" when nobody answers in time, "protocol" when the engine speaks another one.
+        """
+        if self._connection is not None:
+            raise RuntimeError("the client is connected already")
+        loop = asyncio.get_running_loop()
+        greeting: asyncio.Future[Welcome] = loop.create_future()
+        transport: asyncio.BaseTransport | None = None
+        try:
+            async with asyncio.timeout(timeout_s):
+                transport, connection = await loop.create_unix_connection(
+                    lambda: _Connection(self, greeting), str(self.socket_path)
+                )
+                welcome = await greeting
+        except (OSError, TimeoutError) as error:
+            if transport is not None:
+                transport.close()
+            reason = str(error) or f"no answer within {timeout_s:g} s"
+            raise EngineError("engine_down", f"cannot reach the engine: {reason}") from error
+        except BaseException:
+            if transport is not None:
+                transport.close()
+            raise
+        try:
+            self._check(welcome)
+        except EngineError:
+            connection.transport.abort()
+            raise
+        self._connection = connection
+        self._lost.clear()
+        self.welcome = welcome
+        return welcome
+
+    def _check(self, welcome: Welcome) -> None:
+        if welcome.protocol != PROTOCOL:
+            raise EngineError("protocol", f"the engine speaks protocol {welcome.protocol}, this client {PROTOCOL}")
+        if self.tokenizer is not None and welcome.vocab_size > (known := len(self.tokenizer.vocabulary.all_bytes)):
+            raise EngineError(
+                "protocol", f"the engine's vocabulary of {welcome.vocab_size} is larger than the tokenizer's of {known}"
+            )
+
+    async def close(self) -> None:
+        """Close the connection. Requests still live end with EngineError("engine_down"), and the engine aborts them."""
+        if self._connection is not None:
+            self._connection.transport.abort()
+            await self._lost.wait()
+
+    async def wait_lost(self) -> None:
+        """Return when there is no connection (any more)."""
+        await self._lost.wait()
+
+    def generate(self, request: GenerateRequest) -> Generation:
+        """Submit a request's n sequences and return the handle from which their text is read.
+
+        Raises EngineError as submit() does; every later failure is raised by the Generation.
+        """
+        if self.tokenizer is None:
+            raise RuntimeError("a client without a tokenizer cannot make text")
+        return Generation.start(self, request, self.tokenizer)
+
+    def submit(
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int] | bytes,
+        params: SamplingParams,
+        *,
+        on_progress: OnProgress,
+        priority: int = 0,
+        salt: str = "",
+    ) -> None:
+        """Start one sequence, or take over the rest of one that the engine knows by this id. bytes are packed token
+        ids.
+
+        Raises EngineError: "engine_down" without a connection, "queue_full" when the engine does not take what is sent;
+        "duplicate" when the id is live on this client. A refusal by the engine comes through on_progress.
+        """
+        if request_id in self._listeners:
+            raise EngineError("duplicate", f"request {request_id} is running already")
+        connection = self._connection
+        if connection is not None and connection.transport.get_write_buffer_size() > UNSENT_LIMIT:
+            raise EngineError("queue_full", "the engine does not keep up with what is sent to it")
+        prompt = prompt_ids if isinstance(prompt_ids, bytes) else pack_tokens(prompt_ids)
+        self._send(Submit(request_id=request_id, prompt=prompt, params=params, priority=priority, salt=salt))
+        self._listeners[request_id] = on_progress
+
+    def abort(self, request_id: str) -> asyncio.Future[Progress]:
+        """End a sequence. The future's result is its last Progress, with final counters, however it ended.
+
+        The future fails with EngineError when the connection is lost first; awaiting it may be cancelled only if
+        shielded.
+        """
+        future = self._aborts.get(request_id)
+        if future is None:
+            future = asyncio.get_running_loop().create_future()
+            try:
+                self._send(Abort(request_id))
+            except EngineError as error:
+                future.set_exception(error)
+                future.exception()  # who does not ask is not interested: no "never retrieved" in the log
+                return future
+            self._aborts[request_id] = future
+        return future
+
+    async def usage(self, request_ids: Sequence[str]) -> UsageReply:
+        """Ask for the counters of requests by id, live or ended, whichever connection they came over."""
+        reply = await self._ask(lambda query_id: UsageQuery(query_id, list(request_ids)))
+        assert isinstance(reply, UsageReply)
+        return reply
+
+    async def snapshot(self) -> Snapshot:
+        """Ask for the engine's queues and gauges."""
+        reply = await self._ask(SnapshotQuery)
+        assert isinstance(reply, Snapshot)
+        return reply
+
+    async def _ask(self, query: Callable[[int], ClientFrame]) -> UsageReply | Snapshot:
+        self._query_id += 1
+        query_id = self._query_id
+        self._send(query(query_id))
+        future: asyncio.Future[UsageReply | Snapshot] = asyncio.get_running_loop().create_future()
+        self._queries[query_id] = future
+        try:
+            return await future
+        finally:
+            self._queries.pop(query_id, None)
+
+    def _send(self, frame: ClientFrame) -> None:
+        if self._connection is None:
+            raise EngineError("engine_down", "the engine is not running")
+        self._connection.transport.write(encode(frame))
+
+    def on_frame(self, body: bytes) -> None:
+        """Route one frame from the engine. Raises WireError."""
+        match decode_engine(body):
+            case Step(progress=progress):
+                listeners = self._listeners
+                for said in progress:
+                    if said.finish_reason is not None:
+                        self._ended(said)
+                    elif (listener := listeners.get(said.request_id)) is not None:
+                        listener(said)
+            case Refused(request_id=request_id, code=code, message=message):
+                listener = self._listeners.pop(request_id, None)
+                if listener is not None:
+                    listener(EngineError(code, message))
+            case UsageReply() | Snapshot() as reply:
+                future = self._queries.pop(reply.query_id, None)
+                if future is not None and not future.done():
+                    future.set_result(reply)
+            case Welcome():
+                raise WireError("a second greeting")
+
+    def _ended(self, said: Progress) -> None:
+        future = self._aborts.pop(said.request_id, None)
+        if future is not None and not future.done():
+            future.set_result(said)
+        listener = self._listeners.pop(said.request_id, None)
+        if listener is not None:
+            listener(said)
+
+    def on_lost(self, connection: _Connection, reason: str) -> None:
+        """The connection has ended: so has everything on it."""
+        if connection is not self._connection:
+            return
+        self._connection = None
+        error = EngineError("engine_down", f"the engine has gone: {reason}")
+        listeners, self._listeners = self._listeners, {}
+        aborts, self._aborts = self._aborts, {}
+        queries, self._queries = self._queries, {}
+        for listener in listeners.values():
+            listener(error)
+        waiting: list[asyncio.Future[Any]] = [*aborts.values(), *queries.values()]
+        for future in waiting:
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # see abort()
+        self._lost.set()
+
+
+class _Connection(asyncio.Protocol):
+    """Cuts the stream into frames: the greeting resolves a future, the rest goes to the client."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, client: EngineClient, greeting: asyncio.Future[Welcome]) -> None:
+        self._client = client
+        self._greeting = greeting
+        self._reader = FrameReader()
+        self._reason = "the connection was closed"
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for body in self._reader.feed(data):
+                if self._greeting.done():
+                    self._client.on_frame(body)
+                else:
+                    self._greet(body)
+        except WireError as error:
+            self._reason = str(error)
+            self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        reason = str(exc) if exc is not None else self._reason
+        if not self._greeting.done():
+            self._greeting.set_exception(ConnectionError(reason))
+        self._client.on_lost(self, reason)
+
+    def _greet(self, body: bytes) -> None:
+        frame = decode_engine(body)
+        if not isinstance(frame, Welcome):
+            raise WireError("the first frame is not a greeting")
+        self._greeting.set_result(frame)
