@@ -186,24 +186,28 @@ def post(
     return Posted(tx_id, replayed=False)
 
 
-def set_credit(unit: WriteUnit, account_id: str, *, credit_limit: int, unlimited: bool) -> AccountState:
-    """Set how far a customer's account may go below zero.
+def set_credit(
+    unit: WriteUnit, account_id: str, *, credit_limit: int | None = None, unlimited: bool | None = None
+) -> AccountState:
+    """Set how far a customer's account may go below zero; None leaves a setting as it is.
 
     UnknownAccountError; CreditInUseError when the account already stands lower than that; MoneyError outside
     0..MAX_AMOUNT.
     """
-    if not 0 <= credit_limit <= MAX_AMOUNT:
+    if credit_limit is not None and not 0 <= credit_limit <= MAX_AMOUNT:
         raise MoneyError(f"credit limit {credit_limit} is outside 0..{MAX_AMOUNT} nano-units")
     found = lock_accounts(unit, [account_id]).get(account_id)
     if found is None or found.kind != CUSTOMER:
         raise UnknownAccountError(f"no customer account {account_id}")
-    if not unlimited and found.posted - found.held + credit_limit < 0:
+    found.credit_limit = found.credit_limit if credit_limit is None else credit_limit
+    found.unlimited = found.unlimited if unlimited is None else unlimited
+    found.version += 1
+    if found.bounded and found.available < 0:
         raise CreditInUseError(account_id, found.held - found.posted)
-    found.credit_limit, found.unlimited, found.version = credit_limit, unlimited, found.version + 1
     unit.execute(
         update(account)
         .where(account.c.id == account_id)
-        .values(credit_limit=credit_limit, unlimited=unlimited, version=found.version)
+        .values(credit_limit=found.credit_limit, unlimited=found.unlimited, version=found.version)
     )
     _announce(unit, [account_id])
     return found.state()

@@ -51,7 +51,7 @@ def _insert(table: Table, dialect: str) -> tuple[str, tuple[str, ...]]:
     if dialect == "sqlite":
         source = f"VALUES ({', '.join('?' * len(names))})"
     else:
-        source = f"SELECT * FROM unnest({_arrays(table, names)})"
+        source = f"SELECT * FROM unnest({_arrays(table, names)})"  # noqa: S608
     return f"INSERT INTO {table.name} ({', '.join(names)}) {source}", names
 
 

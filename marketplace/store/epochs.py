@@ -16,7 +16,7 @@ epoch = Table(
 
 KEYS = "keys"
 ACCOUNTS = "accounts"
-NAMES = (KEYS, ACCOUNTS)
+USERS = "users"
 
 
 def current(unit: ReadUnit, name: str) -> int:

@@ -1,0 +1,106 @@
+"""People: a person comes with an account of their own."""
+
+from __future__ import annotations
+
+import msgspec
+from sqlalchemy import ColumnElement, func, insert, select
+
+from marketplace.accounts import service as accounts
+from marketplace.store import epochs
+from marketplace.store.db import ReadUnit, WriteUnit
+from marketplace.store.ids import Random, new_id
+from marketplace.users.rules import Role, email_key
+from marketplace.users.tables import users
+
+
+class User(msgspec.Struct, frozen=True, kw_only=True):
+    """A person. `password_hash` is None for one who signs in elsewhere."""
+
+    id: str
+    email: str
+    name: str
+    role: Role
+    password_hash: str | None
+    account_id: str
+    created_at: int
+
+    def __repr__(self) -> str:
+        """Leave the hash out."""
+        return f"User({self.id}, {self.email!r}, {self.role})"
+
+
+class EmailTakenError(ValueError):
+    """Somebody has this address already."""
+
+
+def create(
+    unit: WriteUnit,
+    *,
+    email: str,
+    role: Role,
+    password_hash: str | None,
+    now: int,
+    random: Random,
+    name: str = "",
+    unlimited: bool = False,
+) -> User:
+    """Add a person and open their account. EmailError, EmailTakenError. The hash was made before the unit began."""
+    key = email_key(email)
+    if unit.select(select(users.c.id).where(users.c.email_key == key)).one_or_none() is not None:
+        raise EmailTakenError("this address is taken")
+    user_id = new_id(now, random)
+    account_id = accounts.open_account(
+        unit, owner_kind="user", owner_id=user_id, now=now, random=random, unlimited=unlimited
+    )
+    user = User(
+        id=user_id,
+        email=email,
+        name=name,
+        role=role,
+        password_hash=password_hash,
+        account_id=account_id,
+        created_at=now,
+    )
+    unit.execute(insert(users).values(email_key=key, **msgspec.structs.asdict(user)))
+    return user
+
+
+def create_first_admin(
+    unit: WriteUnit, *, email: str, password_hash: str, now: int, random: Random, unlimited: bool = False
+) -> User | None:
+    """Add the first person, an admin; None, and nothing is done, when there is anybody already."""
+    epochs.bump(unit, epochs.USERS)  # two programs that start at once come here one after the other
+    if unit.select(select(func.count()).select_from(users)).scalar_one():
+        return None
+    return create(
+        unit, email=email, role="admin", password_hash=password_hash, now=now, random=random, unlimited=unlimited
+    )
+
+
+def find_by_email(unit: ReadUnit, email: str) -> User | None:
+    """Return the person with this address, however it is capitalised. EmailError for what cannot be one."""
+    return _one(unit, users.c.email_key == email_key(email))
+
+
+def find(unit: ReadUnit, user_id: str) -> User | None:
+    """Return the person of that id."""
+    return _one(unit, users.c.id == user_id)
+
+
+def first_admin(unit: ReadUnit) -> User | None:
+    """Return the admin who was there first."""
+    return _one(unit, users.c.role == "admin")
+
+
+def _one(unit: ReadUnit, condition: ColumnElement[bool]) -> User | None:
+    wanted = select(
+        users.c.id,
+        users.c.email,
+        users.c.name,
+        users.c.role,
+        users.c.password_hash,
+        users.c.account_id,
+        users.c.created_at,
+    )
+    row = unit.select(wanted.where(condition).order_by(users.c.created_at, users.c.id).limit(1)).one_or_none()
+    return None if row is None else User(**row._mapping)
