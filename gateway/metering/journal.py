@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import json
 import os
 import sqlite3
 import threading
@@ -80,7 +81,8 @@ class Journal:
         self.node = node
         """Identity of this file: the ledger counts applied records per node, so a new file starts a new count."""
         self.pruned_seq = int(_meta(connection, "pruned_seq") or 0)
-        self.engine_epoch = _meta(connection, "engine_epoch") or ""
+        self.engine_epochs: dict[str, str] = json.loads(_meta(connection, "engine_epochs") or "{}")
+        """Which engine process served each model last, by model."""
         self.next_seq = max(self.pruned_seq, _max_seq(connection)) + 1
         self.failure: str | None = None
         """Why the journal refuses work, or None while it works."""
@@ -100,7 +102,7 @@ class Journal:
         self._stopping = threading.Event()
         # Written by the loop, read by the writer thread: single assignments, so no lock.
         self._prune_to = self.pruned_seq
-        self._new_epoch: str | None = None
+        self._new_epochs: str | None = None
         # Owned by the writer thread once it runs.
         self._committed_seq = self.next_seq - 1
 
@@ -193,11 +195,27 @@ class Journal:
         if seq > self._prune_to:
             self._prune_to = seq
 
-    def note_engine_epoch(self, epoch: str) -> None:
-        """Remember which engine process serves, for the recovery after a crash; written with the next commit."""
-        if epoch != self.engine_epoch:
-            self.engine_epoch = epoch
-            self._new_epoch = epoch
+    def note_engine_epoch(self, model: str, epoch: str) -> None:
+        """Remember which engine process serves a model, for the recovery after a crash; written with the next commit,
+        so at the latest with the first hold of a request to it.
+        """
+        if self.engine_epochs.get(model) != epoch:
+            self.engine_epochs[model] = epoch
+            self._new_epochs = json.dumps(self.engine_epochs)
+
+    def resume_after(self, applied_seq: int) -> None:
+        """Number new records above what the ledger has applied. Only before `start`.
+
+        Raises JournalDamagedError when rows were pruned that this ledger never applied: it is older than the journal.
+        """
+        assert self._thread is None, "the journal is running"
+        if applied_seq < self.pruned_seq:
+            raise JournalDamagedError(
+                f"{self.path}: the ledger was given records up to {self.pruned_seq} and knows of {applied_seq}: "
+                "the database is older than the journal"
+            )
+        self.next_seq = max(self.next_seq, applied_seq + 1)
+        self._committed_seq = self.next_seq - 1
 
     def close(self) -> None:
         """Write what is queued, stop the thread, release the file. Blocks for one commit."""
@@ -253,7 +271,7 @@ class Journal:
         while True:
             first: _Entry | None
             try:
-                pending = self._prune_to > self.pruned_seq or self._new_epoch is not None
+                pending = self._prune_to > self.pruned_seq or self._new_epochs is not None
                 first = self._queue.get(timeout=_IDLE_PRUNE_SECONDS) if pending else self._queue.get()
             except Empty:
                 self._commit([])
@@ -289,9 +307,9 @@ class Journal:
 
     def _write(self, batch: _Batch) -> None:
         rows = [(entry.record.seq, entry.body) for entry in batch if entry.record is not None]
-        prune_to, epoch = self._prune_to, self._new_epoch
+        prune_to, epochs = self._prune_to, self._new_epochs
         prune = prune_to > self.pruned_seq
-        if not rows and not prune and epoch is None:
+        if not rows and not prune and epochs is None:
             return
         connection = self._connection
         connection.execute("BEGIN IMMEDIATE")
@@ -300,16 +318,16 @@ class Journal:
         if prune:
             connection.execute("DELETE FROM journal WHERE seq <= ?", (prune_to,))
             connection.execute("INSERT OR REPLACE INTO meta VALUES ('pruned_seq', ?)", (str(prune_to),))
-        if epoch is not None:
-            connection.execute("INSERT OR REPLACE INTO meta VALUES ('engine_epoch', ?)", (epoch,))
+        if epochs is not None:
+            connection.execute("INSERT OR REPLACE INTO meta VALUES ('engine_epochs', ?)", (epochs,))
         failpoints.hit("journal.before_commit")
         connection.execute("COMMIT")
         if rows:
             self._committed_seq = rows[-1][0]
         if prune:
             self.pruned_seq = prune_to
-        if epoch is not None and self._new_epoch == epoch:
-            self._new_epoch = None
+        if epochs is not None and self._new_epochs is epochs:
+            self._new_epochs = None
 
     def _fold(self) -> None:
         """Checkpoint a long write-ahead log here, not inside a commit that a request waits for."""

@@ -90,7 +90,8 @@ class Meter:
     """Holds, extensions and settlements of every request of this gateway. One event loop, no locks.
 
     `clock` gives microseconds UTC for the records; `monotonic` microseconds that never jump, for every interval.
-    `reload(account_id)` reads an account's row from the ledger into the purses (rate-limited by its owner).
+    `reload(account_id)` reads an account's row from the ledger into the purses (rate-limited by its owner); `trouble`
+    says why the ledger cannot take more, None while it can.
     """
 
     def __init__(
@@ -101,12 +102,13 @@ class Meter:
         clock: Callable[[], int],
         monotonic: Callable[[], int],
         reload: Callable[[str], Awaitable[None]],
+        trouble: Callable[[], str | None] = lambda: None,
         idle_limit_us: int = IDLE_LIMIT_US,
         settle_grace_s: float = SETTLE_GRACE_S,
     ) -> None:
         self.stats = MeterStats()
         self.closed_reason: str | None = "the gateway is starting: earlier requests are being accounted for"
-        """Why no request may be opened now; None while open. Set by recovery, shutdown and the settler's lag."""
+        """Why no request may be opened at all: until recovery is done, and from shutdown on. None while open."""
         self.on_abandoned: Callable[[Charge], None] = lambda charge: None
         """Called when the watchdog ends a hold, so that the engine's work can be aborted."""
         self.open_charges: dict[str, Charge] = {}
@@ -115,6 +117,7 @@ class Meter:
         self._clock = clock
         self._monotonic = monotonic
         self._reload = reload
+        self._trouble = trouble
         self._idle_limit_us = idle_limit_us
         self._settle_grace_s = settle_grace_s
         self._endings: dict[str, _Ending] = {}
@@ -172,11 +175,9 @@ class Meter:
         return charge
 
     def _try_open(self, hold: Hold, cover: Cover) -> Charge | None:
-        if self.closed_reason is not None:
-            raise MeteringUnavailableError(self.closed_reason)
         journal, purse = self._journal, self._purses.get(hold.account_id)
-        if journal.failure is not None:
-            raise MeteringUnavailableError(journal.failure)
+        if (reason := self.closed_reason or journal.failure or self._trouble()) is not None:
+            raise MeteringUnavailableError(reason)
         if hold.request_id in self.open_charges or hold.request_id in self._endings:
             raise ValueError(f"request {hold.request_id} is already open")
         seq = journal.next_seq

@@ -12,23 +12,11 @@ no I/O, one thread.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 import msgspec
 
-
-class Standing(msgspec.Struct, frozen=True):
-    """One account row of the ledger as of some applied journal sequence number; amounts in nano-units."""
-
-    account_id: str
-    posted: int
-    """what the customer has paid in and not spent; credit-normal, so positive is the customer's money"""
-    held: int
-    """sum of the open holds"""
-    credit_limit: int
-    unlimited: bool
-    version: int
-    """rises with every change of the row"""
+from marketplace.ledger.book import AccountState
 
 
 class _Effect(msgspec.Struct, frozen=True):
@@ -42,14 +30,14 @@ class Purse:
 
     __slots__ = ("_held", "_pending", "_posted", "_standing")
 
-    def __init__(self, standing: Standing) -> None:
+    def __init__(self, standing: AccountState) -> None:
         self._standing = standing
         self._pending: deque[_Effect] = deque()
         self._posted = standing.posted
         self._held = standing.held
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> AccountState:
         """The ledger's row as last read."""
         return self._standing
 
@@ -89,7 +77,7 @@ class Purse:
             self._posted -= effect.posted
             self._held -= effect.held
 
-    def refresh(self, standing: Standing, applied_seq: int) -> None:
+    def refresh(self, standing: AccountState, applied_seq: int) -> None:
         """Take a newer reading of the row that includes our records up to applied_seq. Older readings change
         nothing.
         """
@@ -127,13 +115,13 @@ class Purses:
         """Accounts that are known."""
         return list(self._purses)
 
-    def refresh(self, standings: Iterable[Standing], applied_seq: int) -> None:
-        """Take rows read in one transaction that included our records up to applied_seq."""
+    def refresh(self, standings: Mapping[str, AccountState], applied_seq: int) -> None:
+        """Take rows by account id, read in one transaction that included our records up to applied_seq."""
         purses = self._purses
-        for standing in standings:
-            purse = purses.get(standing.account_id)
+        for account_id, standing in standings.items():
+            purse = purses.get(account_id)
             if purse is None:
-                purses[standing.account_id] = Purse(standing)
+                purses[account_id] = Purse(standing)
             else:
                 purse.refresh(standing, applied_seq)
 

@@ -1,0 +1,221 @@
+"""Carries the journal into the ledger: batches of what is durable, each one SQL transaction, in a thread.
+
+Exactly once: the ledger raises this journal's `applied_seq` in the transaction that applies the records, and ignores
+what it already has; so a batch whose outcome is unknown is simply applied again. A locked or unreachable database
+delays settlements, never loses them: the journal keeps the records until the ledger has committed them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+
+import msgspec
+
+from gateway.metering import failpoints
+from gateway.metering.journal import Journal
+from gateway.metering.purse import Purses
+from marketplace.ledger.apply import AppliedBatch, apply_batch
+from marketplace.ledger.records import JournalRecord
+from marketplace.store.db import Database, WriteUnit
+
+log = logging.getLogger(__name__)
+
+BATCH_RECORDS = 256
+BATCH_S = 0.025
+FIRST_RETRY_S = 0.05
+LAST_RETRY_S = 2.0
+LAG_LIMIT_US = 10_000_000
+LAG_LIMIT_RECORDS = 50_000
+
+
+class SettlerStats(msgspec.Struct):
+    """Counts since the start, for the metrics page."""
+
+    batches: int = 0
+    records: int = 0
+    settled: int = 0
+    voided: int = 0
+    overruns: int = 0
+    written_off_nano: int = 0
+    quarantined: int = 0
+    failures: int = 0
+
+
+class Settler:
+    """One task that applies durable records in order. `receive` is the journal's commit listener."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        purses: Purses,
+        database: Database,
+        monotonic: Callable[[], int],
+        *,
+        lag_limit_us: int = LAG_LIMIT_US,
+        lag_limit_records: int = LAG_LIMIT_RECORDS,
+    ) -> None:
+        """`monotonic` gives microseconds that never jump."""
+        self.stats = SettlerStats()
+        self.failure: str | None = None
+        """Why the last try failed, None when it did not."""
+        self.applied_seq = 0
+        self._journal = journal
+        self._purses = purses
+        self._database = database
+        self._monotonic = monotonic
+        self._lag_limit_us = lag_limit_us
+        self._lag_limit_records = lag_limit_records
+        self._waiting: deque[JournalRecord] = deque()
+        self._behind_since = 0
+        self._wake = asyncio.Event()
+        self._full = asyncio.Event()
+        self._expected: list[tuple[int, asyncio.Future[None]]] = []
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="settler")
+        self._task: asyncio.Task[None] | None = None
+
+    # -- health ------------------------------------------------------------------------------------
+
+    @property
+    def lag_records(self) -> int:
+        """Durable records that the ledger does not have."""
+        return len(self._waiting)
+
+    @property
+    def lag_us(self) -> int:
+        """How long the ledger has been behind without a step forward."""
+        return self._monotonic() - self._behind_since if self._waiting else 0
+
+    def trouble(self) -> str | None:
+        """Why the gateway should take no more requests: the ledger is too far behind. None when it is not."""
+        if not self._waiting:
+            return None
+        if len(self._waiting) > self._lag_limit_records or self.lag_us > self._lag_limit_us:
+            return f"the ledger is {len(self._waiting)} records behind: {self.failure or 'too slow'}"
+        return None
+
+    # -- life --------------------------------------------------------------------------------------
+
+    async def replay(self, records: Sequence[JournalRecord]) -> None:
+        """Apply the durable tail that an earlier process left, before `start`. Raises what the database raises."""
+        failpoints.hit("recovery.before_replay")
+        for begin in range(0, len(records), BATCH_RECORDS):
+            batch = records[begin : begin + BATCH_RECORDS]
+            self._took(await self._run(batch), len(batch))
+        failpoints.hit("recovery.after_replay")
+
+    def receive(self, records: list[JournalRecord]) -> None:
+        """Take records that are durable, in order."""
+        if not self._waiting:
+            self._behind_since = self._monotonic()
+            self._wake.set()
+        self._waiting.extend(records)
+        if len(self._waiting) >= BATCH_RECORDS:
+            self._full.set()
+
+    def start(self) -> None:
+        """Begin to apply what is received."""
+        self._task = asyncio.get_running_loop().create_task(self._forever())
+
+    async def reached(self, seq: int) -> None:
+        """Return when the ledger has every record up to seq."""
+        if self.applied_seq >= seq:
+            return
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._expected.append((seq, future))
+        self._full.set()
+        await future
+
+    async def close(self, timeout_s: float) -> bool:
+        """Try for timeout_s to apply the rest, then stop; False when something is left for the next start."""
+        done = True
+        if self._task is not None:
+            try:
+                await asyncio.wait_for(self.reached(self._waiting[-1].seq if self._waiting else 0), timeout_s)
+            except TimeoutError:
+                done = False
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        # The thread may be in the middle of a transaction: it ends before the journal is closed.
+        await asyncio.to_thread(self._executor.shutdown)
+        return done
+
+    # -- the work ----------------------------------------------------------------------------------
+
+    async def _forever(self) -> None:
+        retry = FIRST_RETRY_S
+        while True:
+            await self._wake.wait()
+            await self._gather()
+            batch = list(islice(self._waiting, BATCH_RECORDS))
+            try:
+                applied = await self._run(batch)
+            except (
+                Exception
+            ) as error:  # supervision boundary: a settler that died would leave the ledger behind for ever
+                self._failed(error)
+                await asyncio.sleep(retry)
+                retry = min(LAST_RETRY_S, retry * 2)
+                continue
+            retry = FIRST_RETRY_S
+            self.failure = None
+            for _ in batch:
+                self._waiting.popleft()
+            self._took(applied, len(batch))
+            if self._waiting:
+                self._behind_since = self._monotonic()
+            else:
+                self._wake.clear()
+
+    async def _gather(self) -> None:
+        """Wait for a full batch, BATCH_S at most."""
+        self._full.clear()
+        if len(self._waiting) < BATCH_RECORDS:
+            try:
+                await asyncio.wait_for(self._full.wait(), BATCH_S)
+            except TimeoutError:
+                return
+
+    async def _run(self, records: Sequence[JournalRecord]) -> AppliedBatch:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, self._apply, records)
+
+    def _apply(self, records: Sequence[JournalRecord]) -> AppliedBatch:
+        failpoints.hit("settler.before_apply")
+        applied = self._database.transact(lambda unit: self._work(unit, records))
+        failpoints.hit("settler.after_apply")
+        return applied
+
+    def _work(self, unit: WriteUnit, records: Sequence[JournalRecord]) -> AppliedBatch:
+        applied = apply_batch(unit, self._journal.node, records)
+        failpoints.hit("settler.inside_apply")
+        return applied
+
+    def _took(self, applied: AppliedBatch, records: int) -> None:
+        self._purses.refresh(applied.accounts, applied.applied_seq)
+        failpoints.hit("settler.before_prune")
+        self._journal.mark_applied(applied.applied_seq)
+        stats = self.stats
+        stats.batches += 1
+        stats.records += records
+        stats.settled += applied.settled
+        stats.voided += applied.voided
+        stats.overruns += applied.overruns
+        stats.written_off_nano += applied.written_off
+        stats.quarantined += applied.quarantined
+        self.applied_seq = applied.applied_seq
+        for seq, future in self._expected:
+            if seq <= self.applied_seq and not future.done():
+                future.set_result(None)
+        self._expected = [item for item in self._expected if not item[1].done()]
+        if applied.quarantined:
+            log.error("%d journal records contradict the ledger and were set aside", applied.quarantined)
+
+    def _failed(self, error: Exception) -> None:
+        self.stats.failures += 1
+        if self.failure is None:
+            log.error("settlements wait: the ledger cannot be written: %s", error)
+        self.failure = str(error)
