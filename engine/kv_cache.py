@@ -175,6 +175,12 @@ class BlockPool:
         self._key[page], self._ids[page], self._salt[page] = key, ids, keys.salt
         return uid
 
+    def retract(self, pages: Iterable[int]) -> None:
+        """Make these pages unfindable, except those that other tables share."""
+        for page in pages:
+            if self._uid[page] and self.refcounts[page] == 1:
+                self._forget(page)
+
     def check(self, tables: Iterable[Sequence[int]]) -> None:
         """Prove the accounting against the tables of all live sequences. Raises KVCacheError naming what is wrong."""
         held: Counter[int] = Counter()

@@ -42,11 +42,9 @@ class Request:
         "arrival",
         "cached",
         "computed",
-        "emitted",
         "eos_ids",
         "epoch",
         "finish_reason",
-        "first_token_at",
         "keys",
         "limit",
         "pages",
@@ -102,8 +100,6 @@ class Request:
         self.prompt_cached = 0
         """prompt tokens taken from the prefix cache at the first admission: what the customer is told and billed"""
         self.started = False
-        self.emitted = self.prompt_len
-        """tokens[:emitted] are known to the request's sender"""
         self.keys = PrefixKeys(salt)
         self.published = 0
         """pages of this table, from the front, that are in the prefix index (or that an equal page stands for)"""
@@ -112,7 +108,6 @@ class Request:
         self.finish_reason: FinishReason | None = None
         self.stop_token: int | None = None
         self.queued_at = now
-        self.first_token_at = 0.0
         self.verify()
 
     @property
@@ -177,8 +172,8 @@ class Request:
         chain = (0, self.cached, self.computed, self.scheduled, len(self.tokens), self.limit)
         if any(a > b for a, b in pairwise(chain)):
             raise RequestError(f"{self.request_id}: 0 ≤ cached ≤ computed ≤ scheduled ≤ tokens ≤ limit broken: {chain}")
-        if not 0 < self.prompt_len <= self.emitted <= len(self.tokens):
-            raise RequestError(f"{self.request_id}: {self.emitted} of {len(self.tokens)} tokens emitted")
+        if not 0 < self.prompt_len <= len(self.tokens):
+            raise RequestError(f"{self.request_id}: prompt of {self.prompt_len} in {len(self.tokens)} tokens")
         if not 0 <= self.prompt_cached < self.prompt_len:
             raise RequestError(f"{self.request_id}: {self.prompt_cached} of {self.prompt_len} prompt tokens cached")
         if (self.state is RequestState.RUNNING) != (self.row >= 0):

@@ -252,13 +252,19 @@ class Scheduler:
             request.published += 1
 
     def finish(self, request: Request, reason: FinishReason) -> None:
-        """End a request, whatever its state: it leaves its queue, its row and its pages."""
+        """End a request, whatever its state: it leaves its queue, its row and its pages.
+
+        After an error nobody may start from what it computed, so its pages cannot be hit any more.
+        """
         if request.state is RequestState.RUNNING:
             self.running.remove(request)
             self._free_rows.append(request.row)
         else:
             self.waiting.remove(request)
-        self.pool.release(request.finish(reason))
+        pages = request.finish(reason)
+        if reason == "error":
+            self.pool.retract(pages)
+        self.pool.release(pages)
 
     def check(self) -> None:
         """Prove queues, rows and pages consistent. Raises RequestError or KVCacheError."""

@@ -78,12 +78,14 @@ def noise_hashes(hashes: Hashes, key: tuple[int, int]) -> Hashes:
 
 def gumbel(noise: Hashes) -> Scores:
     """uint32 noise → Gumbel(0, 1) values, float64."""
-    return -np.log(-np.log((noise + 0.5) * 2.0**-32))
+    values: Scores = -np.log(-np.log((noise + 0.5) * 2.0**-32))
+    return values
 
 
 def argmax_rows(logits: npt.NDArray[np.float32]) -> Ids:
     """Largest logit of each row of [R, V], lowest id first among equals; int64 [R]."""
-    return logits.argmax(axis=1)
+    best: Ids = logits.argmax(axis=1)
+    return best
 
 
 def log_normaliser(row: Row) -> float:
@@ -194,7 +196,8 @@ def _nucleus_of_all(row: Row, temperature: float, mass: float) -> Ids:
 def _nucleus(weights: Scores, mass: float) -> int:
     """Length of the shortest prefix whose sum reaches mass: at least 1, all when rounding leaves the sum short of
     it."""
-    return min(int(np.searchsorted(np.cumsum(weights), mass)) + 1, weights.shape[0])
+    below = int(np.searchsorted(np.cumsum(weights), mass))
+    return min(below + 1, len(weights))
 
 
 def _weights(values: Row, largest: np.float32, temperature: float) -> Scores:

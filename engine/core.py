@@ -1,0 +1,357 @@
+"""EngineCore: requests in, tokens out. Each step is decide → apply → execute → collect.
+
+Single-threaded: one thread submits, aborts and steps. A request has exactly one end, whatever happens: stop, length,
+abort or error. `abort` may come at any moment, during a step too (a model may call back): results of work that became
+void carry an old epoch and are dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+import uuid
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from engine.batch import ForwardBatch, KVTensors
+from engine.config import EngineConfig
+from engine.kv_cache import BlockPool
+from engine.metrics import EngineMetrics
+from engine.request import Request, RequestError
+from engine.runner import Runner
+from engine.sampler import BROKEN, Sampled, Sampler
+from engine.scheduler import Applied, Limits, Scheduler, Work, decide
+from engine.sizing import Shape, free_host_bytes, plan_kv
+from engine.wire import Counters, FinishReason, Progress, Refused, Snapshot, Submit, TokenLogprobs, Usage
+from kernels.interface import Ops
+
+log = logging.getLogger("engine.core")
+
+WATERMARK = 0.01
+"""Part of the pages that an admission leaves free for the growth of running requests."""
+
+Ended = tuple[float, int, int, int, bool, FinishReason]
+"""When a request ended, its four counters and how. A tuple of plain values, which the garbage collector need not
+visit."""
+
+
+class Model(Protocol):
+    """A loaded model (engine.models.registry.CausalLM)."""
+
+    @property
+    def config(self) -> Shape:
+        """Its dimensions."""
+        ...
+
+    @property
+    def packed(self) -> bool:
+        """True when matrices run in quantised blocks."""
+        ...
+
+    def forward(self, batch: ForwardBatch, kv: KVTensors) -> Tensor:
+        """float32 logits [R, vocab]."""
+        ...
+
+
+class EngineCore:
+    """One model's engine. `clock` gives seconds and never goes back; `draw_seed` seeds requests that name no seed."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: Model,
+        ops: Ops | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        draw_seed: Callable[[], int] = lambda: secrets.randbits(63),
+        device: str = "cpu",
+        free_bytes: int | None = None,
+    ) -> None:
+        shape = model.config
+        plan = plan_kv(
+            config,
+            shape,
+            packed=model.packed,
+            device=device,
+            free_bytes=free_host_bytes() if free_bytes is None else free_bytes,
+        )
+        self.config = config
+        self.ops = ops
+        self.plan = plan
+        self.epoch = str(uuid.uuid4())
+        self.max_context = plan.max_context
+        self.kv_tokens = plan.tokens
+        self.vocab_size = shape.vocab_size
+        self.metrics = EngineMetrics()
+        self._eos_ids = shape.eos_token_ids
+        self._clock = clock
+        self._draw_seed = draw_seed
+        max_running = min(config.max_running, config.step_tokens)
+        self._pool = BlockPool(plan.num_pages, plan.page_size, prefix_cache=config.prefix_cache)
+        self._limits = Limits(
+            step_tokens=config.step_tokens,
+            max_running=max_running,
+            page_size=plan.page_size,
+            watermark=max(1, int(plan.num_pages * WATERMARK)),
+        )
+        self._scheduler = Scheduler(self._limits, self._pool)
+        kv = KVTensors.allocate(
+            layers=shape.num_layers,
+            num_pages=plan.num_pages,
+            kv_heads=shape.num_kv_heads,
+            page_size=plan.page_size,
+            head_dim=shape.head_dim,
+            dtype=getattr(torch, plan.dtype),
+            device=device,
+        )
+        self._runner = Runner(
+            model,
+            kv,
+            Sampler(shape.vocab_size, max_running),
+            max_running=max_running,
+            step_tokens=config.step_tokens,
+            max_context=plan.max_context,
+            device=device,
+        )
+        self._live: dict[str, Request] = {}
+        self._ended: OrderedDict[str, Ended] = OrderedDict()
+        self._arrivals = 0
+        self._outbox: list[Progress] = []
+
+    def submit(self, submit: Submit) -> Refused | None:
+        """Queue a sequence; None: accepted. A known request_id, running or ended, is accepted and changes nothing."""
+        request_id, params = submit.request_id, submit.params
+        if request_id in self._live or request_id in self._ended:
+            return None
+        prompt = array("i")
+        if not submit.prompt or len(submit.prompt) % prompt.itemsize:
+            return self._refuse(request_id, "invalid", "prompt must be one or more int32 token ids")
+        prompt.frombytes(submit.prompt)
+        if min(prompt) < 0 or max(prompt) >= self.vocab_size:
+            bad = next(token for token in prompt if not 0 <= token < self.vocab_size)
+            text = f"prompt token id {bad} is outside the vocabulary of {self.vocab_size}"
+            return self._refuse(request_id, "invalid", text)
+        try:
+            params.verify(self.vocab_size)
+        except ValueError as error:
+            return self._refuse(request_id, "invalid", str(error))
+        if len(prompt) >= self.max_context:
+            text = (
+                f"prompt of {len(prompt)} tokens + max_tokens {params.max_tokens} is over the context of"
+                f" {self.max_context} tokens; a prompt may have at most {self.max_context - 1}"
+            )
+            return self._refuse(request_id, "too_long", text)
+        if len(self._live) >= self._limits.max_running + self.config.max_queued:
+            text = f"{len(self._live)} requests run or wait; the queue holds {self.config.max_queued}"
+            return self._refuse(request_id, "queue_full", text)
+        request = Request(
+            request_id,
+            prompt,
+            params,
+            limit=min(len(prompt) + params.max_tokens, self.max_context),
+            arrival=self._arrivals,
+            priority=submit.priority,
+            salt=submit.salt,
+            seed=self._draw_seed() if params.seed is None else params.seed,
+            eos_ids=self._eos_ids,
+            now=self._clock(),
+        )
+        self._arrivals += 1
+        self._live[request_id] = request
+        self._scheduler.add(request)
+        return None
+
+    def _refuse(self, request_id: str, code: Literal["queue_full", "too_long", "invalid"], message: str) -> Refused:
+        self.metrics.refused[code] = self.metrics.refused.get(code, 0) + 1
+        return Refused(request_id, code, message)
+
+    def abort(self, request_id: str) -> None:
+        """End a sequence now. The next step() returns a Progress "abort" with final counters, for one that has ended or
+        is unknown too, so that whoever aborts always gets an answer."""
+        request = self._live.get(request_id)
+        if request is not None:
+            self._end(request, "abort")
+            return
+        ended = self._ended.get(request_id)
+        counters = Counters(*ended[1:5]) if ended else Counters()
+        self._outbox.append(Progress(request_id=request_id, counters=counters, finish_reason="abort"))
+
+    def has_work(self) -> bool:
+        """True when step() has something to compute or to say."""
+        return bool(self._live or self._outbox)
+
+    def step(self) -> list[Progress]:
+        """Compute one step if there is anything to compute; return what there is to say, in order."""
+        if self._live:
+            started = self._clock()
+            self._forget(started)
+            applied = self._scheduler.apply(decide(self._scheduler.view(), self._limits))
+            if not applied.work:
+                raise RequestError(f"{len(self._live)} requests live, but none can be scheduled")
+            self._runner.sync(applied)
+            self._count(applied, started)
+            self._execute(applied.work)
+            self.metrics.last_step_ms = (self._clock() - started) * 1e3
+            self.metrics.step_ms.observe(self.metrics.last_step_ms)
+        said, self._outbox = self._outbox, []
+        return said
+
+    def _count(self, applied: Applied, now: float) -> None:
+        metrics = self.metrics
+        metrics.steps += 1
+        metrics.preemptions += len(applied.preempted)
+        tokens = sum(count for _, count in applied.work)
+        metrics.computed_tokens += tokens
+        metrics.step_tokens.observe(tokens)
+        for request in applied.admitted:
+            if not request.started:
+                metrics.prompt_tokens += request.prompt_len
+                metrics.cached_tokens += request.prompt_cached
+                metrics.queue_seconds.observe(now - request.queued_at)
+
+    def _execute(self, work: list[Work]) -> None:
+        epochs = [request.epoch for request, _ in work]
+        try:
+            sampling, sampled = self._runner.execute(work)
+        except Exception as error:  # a supervision boundary: whatever a model raises ends this step's requests only
+            log.exception("a step of %d requests failed", len(work))
+            for (request, _), epoch in zip(work, epochs, strict=True):
+                if request.epoch == epoch:
+                    self._end(request, "error", error=f"the model failed: {type(error).__name__}: {error}")
+            return
+        for (request, _), epoch in zip(work, epochs, strict=True):
+            if request.epoch == epoch:
+                self._scheduler.computed(request)
+        self._collect(sampling, sampled)
+
+    def _collect(self, sampling: list[Request], sampled: Sampled) -> None:
+        """Append the sampled tokens and say so. A request that ended while the step ran is no longer live."""
+        now = self._clock()
+        metrics, outbox, logprobs = self.metrics, self._outbox, sampled.logprobs
+        for index, (request, token) in enumerate(zip(sampling, sampled.tokens, strict=True)):
+            if request.finish_reason is not None:
+                continue
+            if token == BROKEN:
+                self._end(request, "error", error="the model's logits are not finite")
+                continue
+            tokens = request.tokens
+            tokens.append(token)
+            metrics.completion_tokens += 1
+            if len(tokens) == request.prompt_len + 1:
+                metrics.first_token_seconds.observe(now - request.queued_at)
+            entry = [logprobs[index]] if index in logprobs else None
+            if token in request.stops:
+                request.stop_token = token
+                self._end(request, "stop", token=token, logprobs=entry)
+            elif len(tokens) == request.limit:
+                self._end(request, "length", token=token, logprobs=entry)
+            else:
+                outbox.append(
+                    Progress(
+                        request_id=request.request_id,
+                        tokens=token.to_bytes(4, "little"),
+                        logprobs=entry,
+                        counters=request.counters,
+                    )
+                )
+
+    def _end(
+        self,
+        request: Request,
+        reason: FinishReason,
+        *,
+        token: int | None = None,
+        logprobs: list[TokenLogprobs] | None = None,
+        error: str | None = None,
+    ) -> None:
+        """The only way out of the engine: frees row and pages, keeps the counters, says the end."""
+        if request.row >= 0:
+            self._runner.release(request.row)
+        self._scheduler.finish(request, reason)
+        del self._live[request.request_id]
+        counters = request.counters
+        self._ended[request.request_id] = (
+            self._clock(),
+            counters.prompt,
+            counters.cached,
+            counters.completion,
+            counters.started,
+            reason,
+        )
+        self.metrics.finished[reason] = self.metrics.finished.get(reason, 0) + 1
+        self._outbox.append(
+            Progress(
+                request_id=request.request_id,
+                tokens=b"" if token is None else token.to_bytes(4, "little"),
+                logprobs=logprobs,
+                counters=counters,
+                finish_reason=reason,
+                stop_token=request.stop_token,
+                error=error,
+            )
+        )
+
+    def _forget(self, now: float) -> None:
+        """Drop counters that are older than the retention."""
+        oldest = now - self.config.usage_retention_s
+        while self._ended:
+            request_id, ended = next(iter(self._ended.items()))
+            if ended[0] > oldest:
+                return
+            del self._ended[request_id]
+
+    def usage(self, request_ids: Iterable[str]) -> dict[str, Usage]:
+        """Counters of those requests that are known: live, or ended within the retention."""
+        self._forget(self._clock())
+        known: dict[str, Usage] = {}
+        for request_id in request_ids:
+            if request_id in self._live:
+                known[request_id] = Usage(self._live[request_id].counters, None)
+            elif request_id in self._ended:
+                ended = self._ended[request_id]
+                known[request_id] = Usage(Counters(*ended[1:5]), ended[5])
+        return known
+
+    def snapshot(self, query_id: int = 0) -> Snapshot:
+        """Queues and gauges now."""
+        running, waiting = self._scheduler.running, self._scheduler.waiting
+        queued = sum(len(request.tokens) for request in waiting)
+        queued += sum(pending for request in running if (pending := len(request.tokens) - request.computed) > 1)
+        return Snapshot(
+            query_id=query_id,
+            epoch=self.epoch,
+            running=len(running),
+            waiting=len(waiting),
+            queued_tokens=queued,
+            kv_pages_total=self._pool.num_pages,
+            kv_pages_used=self._pool.owned,
+            kv_pages_cached=self._pool.cached,
+            steps=self.metrics.steps,
+            preemptions=self.metrics.preemptions,
+            prompt_tokens=self.metrics.prompt_tokens,
+            cached_tokens=self.metrics.cached_tokens,
+            completion_tokens=self.metrics.completion_tokens,
+            last_step_ms=self.metrics.last_step_ms,
+        )
+
+    def check(self) -> None:
+        """Prove pages, rows and queues consistent. Raises KVCacheError or RequestError naming what is wrong."""
+        self._scheduler.check()
+        queued = {request.request_id for request in (*self._scheduler.running, *self._scheduler.waiting)}
+        if queued != set(self._live):
+            raise RequestError(f"live requests and queues differ: {sorted(queued ^ set(self._live))[:8]}")
+        if self._live.keys() & self._ended.keys():
+            raise RequestError("a request is both live and ended")
+
+    @classmethod
+    def load(cls, config: EngineConfig, *, clock: Callable[[], float] = time.monotonic) -> EngineCore:
+        """Load the model that `config` names and return an engine that is warm. See engine.loading."""
+        from engine.loading import load
+
+        return load(config, clock=clock)

@@ -1,0 +1,96 @@
+"""From a configuration to a warm engine, with an account of every MiB and second in the log."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import torch
+
+import kernels
+from engine.config import EngineConfig
+from engine.core import EngineCore, Model
+from engine.models.registry import load_model
+from engine.sampling_params import SamplingParams
+from engine.sizing import MIB
+from engine.weights.sources import resolve
+from engine.wire import Submit, pack_tokens
+from kernels.interface import Ops
+
+log = logging.getLogger("engine.core")
+
+WARM_UP_CONTEXT = 64
+
+
+def load(config: EngineConfig, *, clock: Callable[[], float] = time.monotonic) -> EngineCore:
+    """Load the model that `config` names and return an engine whose kernels have all run once.
+
+    Raises WeightsError (model cannot be found, read or run) or ValueError (a setting that cannot be met, in words).
+    """
+    took: dict[str, float] = {}
+    at = clock()
+
+    def lap(stage: str) -> None:
+        nonlocal at
+        now = clock()
+        took[stage] = now - at
+        at = now
+
+    device = config.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    threads = config.threads or os.cpu_count() or 1
+    torch.set_num_threads(threads)
+    config = msgspec.structs.replace(config, device=device)
+    source = resolve(config.model, Path(config.cache_dir) if config.cache_dir else None)
+    lap("find the model")
+    ops = kernels.table(device, config.kernels, threads)
+    lap("kernels")
+    model = load_model(source, config, ops)
+    lap("weights")
+    warm_up(config, model, ops, device)
+    lap("warm-up")
+    core = EngineCore(config, model, ops, clock=clock, device=device)
+    lap("KV cache")
+    plan = core.plan
+    log.info(
+        "%s on %s (%s kernels, %d threads): weights %.1f MiB%s; KV cache %.1f MiB = %d pages of %d tokens in %s,"
+        " %.1f KiB a token; context %d",
+        source.name,
+        device,
+        ops.name,
+        threads,
+        model.weight_bytes / MIB,
+        ", packed" if model.packed else "",
+        plan.bytes / MIB,
+        plan.num_pages,
+        plan.page_size,
+        plan.dtype,
+        plan.token_bytes / 1024,
+        plan.max_context,
+    )
+    log.info("start-up took %.2f s: %s", sum(took.values()), ", ".join(f"{name} {took[name]:.2f} s" for name in took))
+    return core
+
+
+def warm_up(config: EngineConfig, model: Model, ops: Ops, device: str) -> None:
+    """Run a prompt and a few decode steps, greedy and sampled, on a small engine of their own that is then dropped."""
+    length = min(WARM_UP_CONTEXT, model.config.max_position)
+    small = msgspec.structs.replace(config, kv_memory_mib=0, max_context=0, max_running=2, step_tokens=length)
+    per_token = 2 * 4 * model.config.num_layers * model.config.num_kv_heads * model.config.head_dim
+    # An automatic cache takes a share of what is free, so this much free memory gives a few hundred tokens.
+    core = EngineCore(small, model, ops, device=device, free_bytes=per_token * 4 * length * 8)
+    prompt = pack_tokens(i % model.config.vocab_size for i in range(length // 2))
+    for name, temperature in (("greedy", 0.0), ("sampled", 1.0)):
+        params = SamplingParams(max_tokens=4, temperature=temperature, ignore_eos=True, logprobs=0)
+        refused = core.submit(Submit(request_id=name, prompt=prompt, params=params))
+        if refused is not None:
+            raise ValueError(f"the warm-up request was refused: {refused.message}")
+    while core.has_work():
+        for progress in core.step():
+            if progress.error is not None:
+                raise ValueError(f"the model does not run: {progress.error}")

@@ -1,0 +1,200 @@
+"""Logits → next tokens, each row by its own parameters. A row pays only for what its request asks.
+
+Order of operations on a row: repetition penalty (prompt and output), frequency and presence penalties (output),
+logit_bias, the mask of min_tokens; then the largest logit (temperature 0) or a draw (kernels.sampling).
+Log-probabilities are those of the model itself: log-softmax of the row as the model gave it, before any of this, as
+OpenAI reports them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from engine.request import Request
+from engine.wire import TokenLogprobs
+from kernels.sampling import (
+    Ids,
+    Row,
+    RowSampler,
+    argmax_rows,
+    log_normaliser,
+    penalise_counts,
+    penalise_repetition,
+    top_tokens,
+)
+
+BROKEN = -1
+"""In place of a token: the row's logits are not finite."""
+
+
+@dataclass(slots=True)
+class Sampled:
+    """Result of one step, in the order of the requests given."""
+
+    tokens: list[int]
+    """token ids, or BROKEN"""
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    """index in `tokens` → log-probabilities, for requests that want them"""
+
+
+class TokenCounts:
+    """Distinct tokens of a growing sequence with their counts, in arrays that a row can be indexed with."""
+
+    def __init__(self) -> None:
+        self._slot: dict[int, int] = {}
+        self._ids = np.empty(16, dtype=np.int64)
+        self._counts = np.empty(16, dtype=np.float32)
+
+    def add(self, tokens: Iterable[int]) -> None:
+        """Count tokens."""
+        for token in tokens:
+            slot = self._slot.get(token)
+            if slot is not None:
+                self._counts[slot] += 1.0
+                continue
+            slot = self._slot[token] = len(self._slot)
+            if slot == len(self._ids):
+                self._ids = np.resize(self._ids, 2 * slot)
+                self._counts = np.resize(self._counts, 2 * slot)
+            self._ids[slot] = token
+            self._counts[slot] = 1.0
+
+    @property
+    def ids(self) -> Ids:
+        """int64 [distinct]"""
+        return self._ids[: len(self._slot)]
+
+    @property
+    def counts(self) -> Row:
+        """float32 [distinct]"""
+        return self._counts[: len(self._slot)]
+
+
+class RowState:
+    """What one request needs beside its row of logits. Built when it starts to run; follows from the request alone."""
+
+    def __init__(self, request: Request) -> None:
+        params = request.params
+        self._params = params
+        self._seed = request.seed
+        self._bias_ids = np.fromiter(params.logit_bias.keys(), dtype=np.int64)
+        self._bias = np.fromiter(params.logit_bias.values(), dtype=np.float32)
+        banned = {*params.stop_token_ids, *request.eos_ids} if params.min_tokens else set()
+        self._banned = np.array(sorted(banned), dtype=np.int64)
+        self._repeats = params.repetition_penalty != 1.0
+        self._counts = params.frequency_penalty != 0.0 or params.presence_penalty != 0.0
+        self._rewrites = self._repeats or self._counts or bool(params.logit_bias)
+        self._seen = TokenCounts()
+        self._output = TokenCounts()
+        if self._repeats:
+            self._seen.add(set(request.tokens[: request.prompt_len]))
+        self._followed = request.prompt_len
+
+    def choose(self, sampler: RowSampler, row: Row, request: Request) -> int:
+        """Return the next token of `request` given its logits, or BROKEN."""
+        params = self._params
+        banned = request.generated < params.min_tokens and self._banned.size > 0
+        if self._rewrites or banned:
+            row = self._rewritten(row, request, banned)
+        if params.temperature == 0.0:
+            return finite_argmax(row)
+        return sampler.sample(
+            row,
+            temperature=params.temperature,
+            seed=self._seed,
+            position=len(request.tokens),
+            top_k=params.top_k,
+            top_p=params.top_p,
+            min_p=params.min_p,
+        )
+
+    def _rewritten(self, row: Row, request: Request, banned: bool) -> Row:
+        row = row.copy()
+        if self._repeats or self._counts:
+            new = request.tokens[self._followed :]
+            self._followed += len(new)
+            if self._repeats:
+                self._seen.add(new)
+                penalise_repetition(row, self._seen.ids, self._params.repetition_penalty)
+            if self._counts:
+                self._output.add(new)
+                penalise_counts(
+                    row,
+                    self._output.ids,
+                    self._output.counts,
+                    self._params.frequency_penalty,
+                    self._params.presence_penalty,
+                )
+        if self._bias_ids.size:
+            row[self._bias_ids] += self._bias
+        if banned:
+            row[self._banned] = -np.inf
+        return row
+
+
+class Sampler:
+    """Chooses the tokens of a step. Per-request state lives in device rows, like everything the runner keeps."""
+
+    def __init__(self, vocab_size: int, max_running: int) -> None:
+        self._rows = RowSampler(vocab_size)
+        self._states: list[RowState | None] = [None] * max_running
+
+    def admit(self, request: Request) -> None:
+        """Prepare the request's row. Plain greedy requests need nothing."""
+        params = request.params
+        plain = (
+            params.greedy
+            and params.min_tokens == 0
+            and params.logprobs is None
+            and params.repetition_penalty == 1.0
+            and params.frequency_penalty == 0.0
+            and params.presence_penalty == 0.0
+            and not params.logit_bias
+        )
+        self._states[request.row] = None if plain else RowState(request)
+
+    def release(self, row: int) -> None:
+        """Forget a row's state."""
+        self._states[row] = None
+
+    def sample(self, logits: Tensor, requests: Sequence[Request]) -> Sampled:
+        """Choose the next token of requests[i] from logits[i]; logits float32 [R, vocab], not changed."""
+        rows: npt.NDArray[np.float32] = (logits if logits.device.type == "cpu" else logits.cpu()).numpy()
+        states = [self._states[request.row] for request in requests]
+        if not any(states):
+            best = argmax_rows(rows)
+            tokens: list[int] = best.tolist()
+            finite = np.isfinite(rows[np.arange(len(tokens)), best])
+            if not finite.all():
+                tokens = [token if ok else BROKEN for token, ok in zip(tokens, finite, strict=True)]
+            return Sampled(tokens)
+        sampled = Sampled([])
+        for i, (state, request) in enumerate(zip(states, requests, strict=True)):
+            row = rows[i]
+            if state is None:
+                sampled.tokens.append(finite_argmax(row))
+                continue
+            token = state.choose(self._rows, row, request)
+            sampled.tokens.append(token)
+            if request.params.logprobs is not None and token != BROKEN:
+                sampled.logprobs[i] = logprobs_of(row, token, request.params.logprobs)
+        return sampled
+
+
+def finite_argmax(row: Row) -> int:
+    """Id of the largest logit, lowest first among equals; BROKEN when it is not finite (a NaN counts as largest)."""
+    token = int(row.argmax())
+    return token if np.isfinite(row[token]) else BROKEN
+
+
+def logprobs_of(row: Row, token: int, k: int) -> TokenLogprobs:
+    """Natural-log probabilities of `token` and of the k most probable tokens under softmax(row)."""
+    normaliser = log_normaliser(row)
+    top = top_tokens(row, k) if k else np.empty(0, dtype=np.int64)
+    pairs = [(int(i), float(row[i]) - normaliser) for i in top]
+    return TokenLogprobs(float(row[token]) - normaliser, pairs)

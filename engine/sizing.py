@@ -1,0 +1,139 @@
+"""How large the KV cache is, in which type, and how long a sequence may get with it. Arithmetic; no tensor is
+touched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from engine.config import EngineConfig
+
+MIB = 1 << 20
+AUTO_SHARE = 4
+"""An automatic KV cache takes a quarter of the free memory of a CPU machine …"""
+AUTO_MOST = 2048 * MIB
+"""… and at most this."""
+GPU_SHARE = 0.9
+"""On a GPU: this part of what is free after the weights."""
+
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+class Shape(Protocol):
+    """Dimensions of a model that decide how much a token costs. (engine.models.config.ModelConfig has them.)"""
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below this."""
+        ...
+
+    @property
+    def num_layers(self) -> int:
+        """Layers, each with keys and values."""
+        ...
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Key/value heads."""
+        ...
+
+    @property
+    def head_dim(self) -> int:
+        """Elements of a head."""
+        ...
+
+    @property
+    def max_position(self) -> int:
+        """Most tokens of a sequence."""
+        ...
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Every token that ends an answer."""
+        ...
+
+    @property
+    def torch_dtype(self) -> str:
+        """Type of the checkpoint."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class KVPlan:
+    """A sized KV cache."""
+
+    dtype: str
+    num_pages: int
+    token_bytes: int
+    """keys and values of one token in all layers"""
+    max_context: int
+    """most tokens of prompt and answer together"""
+    page_size: int
+
+    @property
+    def tokens(self) -> int:
+        """Capacity in tokens."""
+        return self.num_pages * self.page_size
+
+    @property
+    def bytes(self) -> int:
+        """Memory of all pages."""
+        return self.tokens * self.token_bytes
+
+
+def plan_kv(config: EngineConfig, shape: Shape, *, packed: bool, device: str, free_bytes: int) -> KVPlan:
+    """Size the KV cache within `free_bytes`. Raises ValueError, with the numbers, for a setting that cannot be met."""
+    if config.page_size not in (16, 32, 64):
+        raise ValueError(f"page_size must be 16, 32 or 64, not {config.page_size}")
+    if config.max_running < 1 or config.step_tokens < 1 or config.max_queued < 0:
+        raise ValueError("max_running and step_tokens must be at least 1, max_queued at least 0")
+    dtype: str = config.kv_dtype
+    if dtype == "auto":
+        if device == "cpu":
+            dtype = "float16" if packed else "float32"
+        else:
+            dtype = config.dtype if config.dtype != "auto" else _known_dtype(shape.torch_dtype)
+    token_bytes = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * ITEM_BYTES[dtype]
+    page_bytes = token_bytes * config.page_size
+    if config.kv_memory_mib > 0:
+        budget = config.kv_memory_mib * MIB
+    elif device == "cpu":
+        budget = min(free_bytes // AUTO_SHARE, AUTO_MOST)
+    else:
+        budget = int(free_bytes * GPU_SHARE)
+    num_pages = budget // page_bytes
+    if num_pages < 1:
+        raise ValueError(
+            f"a KV cache of {budget / MIB:.1f} MiB holds no page: one page of {config.page_size} tokens"
+            f" takes {page_bytes / MIB:.2f} MiB (kv_memory_mib)"
+        )
+    capacity = num_pages * config.page_size
+    if config.max_context > shape.max_position:
+        raise ValueError(f"max_context {config.max_context} is over the model's own {shape.max_position} tokens")
+    if config.max_context > capacity:
+        needed = -(-(-(-config.max_context // config.page_size) * page_bytes) // MIB)
+        raise ValueError(
+            f"max_context {config.max_context} is over the {capacity} tokens that the KV cache of"
+            f" {budget / MIB:.0f} MiB holds; it needs kv_memory_mib {needed}"
+        )
+    max_context = config.max_context or min(shape.max_position, capacity)
+    return KVPlan(dtype, num_pages, token_bytes, max_context, config.page_size)
+
+
+def _known_dtype(name: str) -> str:
+    return name if name in ITEM_BYTES else "bfloat16"
+
+
+def free_host_bytes() -> int:
+    """Memory that this process may still take: what the kernel says is available, within its control group's limit."""
+    free = 0
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            free = int(line.split()[1]) * 1024
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit, used = (group / "memory.max").read_text().strip(), int((group / "memory.current").read_text())
+    except (OSError, ValueError):
+        return free
+    return free if limit == "max" else min(free, max(0, int(limit) - used))
