@@ -1,0 +1,153 @@
+"""Every family against transformers' own implementation, on small randomly initialised checkpoints in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from engine.models.registry import CausalLM
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 157,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 64}
+LINEAR = {"rope_type": "linear", "rope_theta": 1000.0, "factor": 2.0}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1000.0, "factor": 2.0}
+
+CASES: dict[str, tuple[Any, Any]] = {
+    "llama": (LlamaForCausalLM, LlamaConfig(**SMALL)),
+    "llama-tied": (LlamaForCausalLM, LlamaConfig(**{**SMALL, "tie_word_embeddings": True})),
+    "llama-biases": (LlamaForCausalLM, LlamaConfig(**SMALL, attention_bias=True, mlp_bias=True)),
+    "llama-one-kv-head": (LlamaForCausalLM, LlamaConfig(**{**SMALL, "num_key_value_heads": 1})),
+    "llama-odd-sizes": (
+        LlamaForCausalLM,
+        LlamaConfig(**{**SMALL, "hidden_size": 44, "intermediate_size": 50, "num_attention_heads": 2}),
+    ),
+    "llama3-rope": (LlamaForCausalLM, LlamaConfig(**SMALL, rope_parameters=LLAMA3)),
+    "llama-linear-rope": (LlamaForCausalLM, LlamaConfig(**SMALL, rope_parameters=LINEAR)),
+    "llama-dynamic-rope": (LlamaForCausalLM, LlamaConfig(**SMALL, rope_parameters=DYNAMIC)),
+    "llama-yarn": (LlamaForCausalLM, LlamaConfig(**SMALL, rope_parameters=YARN)),
+    "mistral-window": (MistralForCausalLM, MistralConfig(**SMALL, sliding_window=9)),
+    "mistral": (MistralForCausalLM, MistralConfig(**SMALL, sliding_window=None)),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config(**{**SMALL, "tie_word_embeddings": True})),
+    "qwen2-window": (
+        Qwen2ForCausalLM,
+        Qwen2Config(**SMALL, use_sliding_window=True, sliding_window=9, max_window_layers=1),
+    ),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config(**SMALL, head_dim=24)),
+    "qwen3-biases": (Qwen3ForCausalLM, Qwen3Config(**SMALL, head_dim=16, attention_bias=True)),
+}
+PROMPT = [1, *torch.randint(3, 157, (38,), generator=torch.Generator().manual_seed(4)).tolist()]
+
+
+def make(name: str, folder: Path) -> Any:
+    """A model whose every parameter matters, biases and norms included, saved to folder."""
+    kind, config = CASES[name]
+    torch.manual_seed(sum(name.encode()))
+    model: Any = kind(config)
+    model.eval()
+    with torch.no_grad():
+        for key, value in model.named_parameters():
+            value.normal_(1.0 if "norm" in key else 0.0, 0.2)
+    model.generation_config.eos_token_id = None
+    model.save_pretrained(folder)
+    return model
+
+
+def expected_logits(model: Any) -> torch.Tensor:
+    with torch.inference_mode():
+        logits: torch.Tensor = model(torch.tensor([PROMPT])).logits[0]
+    return logits
+
+
+def expected_tokens(model: Any) -> list[int]:
+    prompt = torch.tensor([PROMPT])
+    with torch.inference_mode():
+        out = model.generate(
+            prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=64, do_sample=False, pad_token_id=0
+        )
+    tokens: list[int] = out[0, len(PROMPT) :].tolist()
+    return tokens
+
+
+@pytest.mark.parametrize("choice", ["reference", "cpu"])
+@pytest.mark.parametrize("name", CASES)
+def test_family_is_transformers_own(
+    name: str,
+    choice: str,
+    tmp_path: Path,
+    load: Callable[..., CausalLM],
+    paged_loop: Any,
+    greedy_tokens: Callable[..., list[int]],
+) -> None:
+    theirs = make(name, tmp_path)
+    ours = load(tmp_path, choice)
+    logits = paged_loop(ours).step([PROMPT])
+    torch.testing.assert_close(logits, expected_logits(theirs), atol=1e-4, rtol=1e-4)
+    assert greedy_tokens(ours, PROMPT, 64) == expected_tokens(theirs)
+
+
+def test_mixed_batch_gives_every_sequence_its_own_logits(
+    tmp_path: Path, load: Callable[..., CausalLM], paged_loop: Any
+) -> None:
+    """Decode, a chunk of a prompt and a fresh prompt in one step, only the last row of each wanted."""
+    theirs = make("mistral-window", tmp_path)
+    loop = paged_loop(load(tmp_path), sequences=3)
+    first, second, third = PROMPT[:30], PROMPT[5:25], PROMPT[10:15]
+    loop.step([first[:-1], second[:8], []])
+    logits = loop.step([first[-1:], second[8:], third], rows=[0, 12, 17])
+    with torch.inference_mode():
+        expected = torch.stack([theirs(torch.tensor([part])).logits[0, -1] for part in (first, second, third)])
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_sharded_bfloat16_checkpoint_runs_in_float32(
+    tmp_path: Path, load: Callable[..., CausalLM], paged_loop: Any
+) -> None:
+    model = make("qwen3", tmp_path / "whole").to(torch.bfloat16)
+    model.save_pretrained(tmp_path / "shards", max_shard_size="60KB")
+    assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 1
+    logits = paged_loop(load(tmp_path / "shards")).step([PROMPT])
+    reloaded: Any = Qwen3ForCausalLM.from_pretrained(tmp_path / "shards", dtype=torch.float32)
+    torch.testing.assert_close(logits, expected_logits(reloaded), atol=1e-4, rtol=1e-4)
+
+
+def test_loaded_model_says_what_it_holds(tmp_path: Path, load: Callable[..., CausalLM]) -> None:
+    theirs = make("llama-tied", tmp_path)
+    ours = load(tmp_path, max_context=100)
+    assert ours.weight_bytes == 4 * sum(value.numel() for value in theirs.parameters())
+    assert not ours.packed
+    assert ours.config.max_position == 100
+    assert ours.config.eos_token_ids == (2,)
