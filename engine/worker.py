@@ -252,6 +252,10 @@ def main(argv: Sequence[str] | None = None, load: Load = load_core) -> int:
     except (WeightsError, ValueError, OSError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
         return EXIT_CANNOT_START
+    except Exception as error:  # the edge of the process: whatever it is, the log's last line says so in one line
+        log.exception("loading failed")
+        print(f"error: {type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        return 1
     return _serve(options, core, config, listener, parent, started)
 
 
@@ -287,6 +291,10 @@ def _serve(
     )
     try:
         server.run()
+    except Exception as error:  # the edge of the process: clients see the connection end, the log says why
+        log.exception("the engine failed")
+        print(f"error: {type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        return 1
     finally:
         remove(path, inode)
     return 0
