@@ -53,6 +53,8 @@ class _Chunk(msgspec.Struct):
     error: dict[str, object] | None = None
 
 
+CHAT_PATH = "/v1/chat/completions"
+
 _decode = msgspec.json.Decoder(_Chunk).decode
 
 
@@ -294,4 +296,4 @@ async def request(endpoint: Endpoint, method: str, path: str, body: bytes = b"",
 
 async def chat(endpoint: Endpoint, body: bytes, watch: Watch | None = None) -> Reply:
     """Send a chat completion request."""
-    return await request(endpoint, "POST", "/v1/chat/completions", body, watch)
+    return await request(endpoint, "POST", CHAT_PATH, body, watch)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from benchmarks.rig.http import Connection, Endpoint
+from benchmarks.rig.http import Endpoint, request
 from benchmarks.rig.machine import is_running, process_tree
 
 POLL_S = 0.05
@@ -51,11 +51,12 @@ class ServerProcess:
 
     def wait_ready(self, endpoint: Endpoint, path: str, limit_s: float) -> float:
         """Wait until GET `path` answers 200 and return the seconds since the start. Raises StartFailedError."""
-        return asyncio.run(self._wait_ready(endpoint, path, limit_s))
+        return asyncio.run(self.ready(endpoint, path, limit_s))
 
-    async def _wait_ready(self, endpoint: Endpoint, path: str, limit_s: float) -> float:
+    async def ready(self, endpoint: Endpoint, path: str, limit_s: float) -> float:
+        """Do as wait_ready, inside a running event loop."""
         while True:
-            if await _answers(endpoint, path):
+            if await status(endpoint, path) == 200:
                 return time.perf_counter() - self.started
             code = self.process.poll()
             if code is not None:
@@ -108,16 +109,10 @@ def _kill(pid: int) -> None:
         return
 
 
-async def _answers(endpoint: Endpoint, path: str) -> bool:
-    try:
-        connection = await Connection.open(endpoint.host, endpoint.port)
-    except OSError:
-        return False
+async def status(endpoint: Endpoint, path: str) -> int:
+    """Return the HTTP status of GET `path`, 0 when nobody answers within 5 seconds."""
     try:
         async with asyncio.timeout(5):
-            reply = await connection.request("GET", path, key=endpoint.key)
+            return (await request(endpoint, "GET", path)).status
     except TimeoutError:
-        return False
-    finally:
-        connection.close()
-    return reply.status == 200
+        return 0

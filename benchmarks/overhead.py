@@ -1,0 +1,161 @@
+"""What the gateway adds to the engine, with money accounted: streamed answers through it and straight from the socket.
+
+A scripted engine answers at once, so that nothing but the way is measured: HTTP, key, hold, journal, settlement and
+events on one side, the engine's own frames on the other. The same engine process answers both, in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import uvloop
+
+from benchmarks.rig import results
+from benchmarks.rig.cases import WORDS, chat_body
+from benchmarks.rig.headrace import MODEL, House
+from benchmarks.rig.http import CHAT_PATH, Connection, Endpoint
+from benchmarks.rig.machine import LoadMeter, wait_until_quiet
+from engine.client import EngineClient
+from engine.generation import EngineError
+from engine.sampling_params import SamplingParams
+from engine.script import Script
+from engine.tokenizer import Tokenizer
+from engine.weights.sources import default_cache_dir, resolve
+from engine.wire import Progress
+
+SCRIPT = Script(tokens=8, reply=tuple(range(1000, 1040)), kv_tokens=1_000_000)
+TARGET_P50_MS, TARGET_P99_MS = 0.5, 3.0
+
+
+@dataclass(slots=True)
+class Times:
+    """Seconds to the first token and to the end, one of each per request."""
+
+    first: list[float] = field(default_factory=list)
+    whole: list[float] = field(default_factory=list)
+
+
+async def through_gateway(connection: Connection, endpoint: Endpoint, body: bytes, times: Times) -> None:
+    """One streamed chat completion over a kept connection."""
+    reply = await connection.request("POST", CHAT_PATH, body, endpoint.key)
+    if not reply.ok:
+        raise RuntimeError(reply.complaint)
+    times.first.append(reply.ttft)
+    times.whole.append(reply.e2e)
+
+
+async def straight(client: EngineClient, request_id: str, prompt: list[int], tokens: int, times: Times) -> None:
+    """One request in the engine's own frames over a kept connection."""
+    ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    first: list[float] = []
+
+    def on_progress(said: Progress | EngineError) -> None:
+        now = time.perf_counter()
+        if isinstance(said, EngineError):
+            ended.set_exception(said)
+            return
+        if said.tokens and not first:
+            first.append(now)
+        if said.finish_reason is not None:
+            ended.set_result(None)
+
+    sent = time.perf_counter()
+    params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+    client.submit(request_id, prompt, params, on_progress=on_progress)
+    await ended
+    times.first.append(first[0] - sent)
+    times.whole.append(time.perf_counter() - sent)
+
+
+async def alternate(
+    house: House, endpoint: Endpoint, requests: int, warm_up: int, words: int, tokens: int
+) -> tuple[Times, Times]:
+    """Ask in turn through the gateway and straight; return the times of both without the warm-up."""
+    tokenizer = Tokenizer.load(resolve(house.model, default_cache_dir()))
+    text = " ".join(WORDS[i % len(WORDS)] for i in range(words))
+    prompt = tokenizer.encode_chat([{"role": "user", "content": text}])
+    body = chat_body(endpoint.model, text, tokens)
+    client = EngineClient(house.engine_socket, tokenizer)
+    await client.connect()
+    connection = await Connection.open(endpoint.host, endpoint.port)
+    gateway, engine = Times(), Times()
+    for number in range(-warm_up, requests):
+        if number == 0:
+            gateway, engine = Times(), Times()
+        if number % 2:
+            await through_gateway(connection, endpoint, body, gateway)
+        await straight(client, f"straight-{number + warm_up}", prompt, tokens, engine)
+        if not number % 2:
+            await through_gateway(connection, endpoint, body, gateway)
+    connection.close()
+    await client.close()
+    return gateway, engine
+
+
+def rows(gateway: Times, engine: Times) -> list[results.Row]:
+    """Return the table: both ways, and their difference pair by pair, in milliseconds."""
+
+    def line(way: str, first: Sequence[float], whole: Sequence[float]) -> results.Row:
+        return {
+            "way": way,
+            "requests": len(first),
+            "ttft p50 ms": 1000 * results.percentile(first, 0.5),
+            "ttft p99 ms": 1000 * results.percentile(first, 0.99),
+            "e2e p50 ms": 1000 * results.percentile(whole, 0.5),
+            "e2e p99 ms": 1000 * results.percentile(whole, 0.99),
+        }
+
+    added_first = [a - b for a, b in zip(gateway.first, engine.first, strict=True)]
+    added_whole = [a - b for a, b in zip(gateway.whole, engine.whole, strict=True)]
+    return [
+        line("through the gateway", gateway.first, gateway.whole),
+        line("straight to the engine", engine.first, engine.whole),
+        line("added by the gateway", added_first, added_whole),
+    ]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="benchmarks.overhead", description=__doc__)
+    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--warm-up", type=int, default=300)
+    parser.add_argument("--words", type=int, default=32, help="words of the prompt")
+    parser.add_argument("--tokens", type=int, default=8, help="tokens of an answer")
+    parser.add_argument("--quiet", type=float, default=0, help="wait at most this many seconds for a quiet machine")
+    options = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory(prefix="headrace-overhead-") as folder:
+        house = House(Path(folder) / "data", MODEL, SCRIPT)
+        server, endpoint = house.start()
+        with server:
+            wait_until_quiet(options.quiet)
+            meter = LoadMeter(server.pid)
+            gateway, engine = uvloop.run(
+                alternate(house, endpoint, options.requests, options.warm_up, options.words, options.tokens)
+            )
+            load = meter.stop()
+        audited, said = house.audit()
+    table = rows(gateway, engine)
+    added = table[-1]
+    met = float(str(added["ttft p50 ms"])) <= TARGET_P50_MS and float(str(added["ttft p99 ms"])) <= TARGET_P99_MS
+    results.report(
+        "overhead",
+        table,
+        {
+            "rows": table,
+            "targets_ms": {"ttft p50": TARGET_P50_MS, "ttft p99": TARGET_P99_MS, "met": met},
+            "load": load,
+            "audit_exit": audited,
+            "seconds": {"gateway": asdict(gateway), "engine": asdict(engine)},
+        },
+    )
+    print(f"others used {100 * load.others_share:.0f} % of the machine; audit: {said.strip().splitlines()[-1:]}")
+    return 0 if met and audited == 0 else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
