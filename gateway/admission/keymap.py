@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
-import json
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
-from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
 from gateway.admission.limits import KeyLimits
-from marketplace.keys.tables import api_key
-from marketplace.store.db import Database, ReadUnit
-from marketplace.store.epochs import KEYS, current
+from marketplace.keys.service import KeyRow, key_epoch, load_active
+from marketplace.store.db import Database
 
 log = logging.getLogger(__name__)
 
@@ -121,10 +117,10 @@ class KeyMap:
         """Compare with the database and rebuild when something changed; True when it did. Raises SQLAlchemyError."""
         began = self._monotonic()
         with self._database.read() as unit:
-            epoch = current(unit, KEYS)
+            epoch = key_epoch(unit)
             changed = epoch != self._epoch
             if changed:
-                self._rebuild(_rows(unit))
+                self._rebuild(load_active(unit))
                 self._epoch = epoch
         self._compared_at = began
         return changed
@@ -153,24 +149,26 @@ class KeyMap:
                     log.warning("keys cannot be compared with the database: %s", error)
                 failing = True
 
-    def _rebuild(self, rows: Iterable[Any]) -> None:
+    def _rebuild(self, rows: Iterable[KeyRow]) -> None:
         keys: dict[bytes, KeyState] = {}
         limits: dict[str, KeyLimits] = {}
         for row in rows:
+            if row.account_id is None:
+                continue  # a node's key: it pays nothing, so it may ask for nothing here
             kept = self._limits.get(row.id)
             if kept is None:
                 kept = KeyLimits(row.requests_per_minute, row.max_concurrency)
             else:
                 kept.configure(row.requests_per_minute, row.max_concurrency)
             limits[row.id] = kept
-            keys[bytes(row.digest)] = KeyState(
+            keys[row.digest] = KeyState(
                 key_id=row.id,
                 kind=row.kind,
                 owner_id=row.owner_id,
                 account_id=row.account_id,
                 name=row.name,
                 prefix=row.prefix,
-                allowed_models=None if row.allowed_models is None else frozenset(json.loads(row.allowed_models)),
+                allowed_models=None if row.allowed_models is None else frozenset(row.allowed_models),
                 allowed_networks=None if row.allowed_addresses is None else _networks(row.allowed_addresses),
                 expires_at=row.expires_at,
                 limits=kept,
@@ -180,13 +178,8 @@ class KeyMap:
         self._keys = keys
 
 
-def _rows(unit: ReadUnit) -> Iterable[Any]:
-    """Keys that can pay and are not revoked."""
-    return unit.select(select(api_key).where(api_key.c.revoked_at.is_(None), api_key.c.account_id.is_not(None)))
-
-
-def _networks(text: str) -> tuple[Network, ...]:
-    return tuple(ipaddress.ip_network(network, strict=False) for network in json.loads(text))
+def _networks(texts: Iterable[str]) -> tuple[Network, ...]:
+    return tuple(ipaddress.ip_network(network, strict=False) for network in texts)
 
 
 def _secret(authorization: bytes | None, x_api_key: bytes | None) -> bytes | None:

@@ -94,11 +94,6 @@ class Cover(msgspec.Struct):
         completion = min(self.limit, max(self.completion, tokens.completion) + SLICE * self.choices)
         return self._at(prompt, completion)
 
-    def exactly(self, tokens: Tokens, cost: int) -> Cover:
-        """The cover that a settlement of `cost` needs: never less than what is held."""
-        wider = self._at(max(self.prompt, tokens.prompt), max(self.completion, tokens.completion))
-        return msgspec.structs.replace(wider, amount=max(self.amount, cost))
-
     def _at(self, prompt: int, completion: int) -> Cover:
         amount = max(self.amount, worst_cost(prompt, completion, self.price))
         return msgspec.structs.replace(self, prompt=prompt, completion=completion, amount=amount)

@@ -78,10 +78,8 @@ class Purse:
             self._held -= effect.held
 
     def refresh(self, standing: AccountState, applied_seq: int) -> None:
-        """Take a newer reading of the row that includes our records up to applied_seq. Older readings change
-        nothing.
-        """
-        if standing.version <= self._standing.version:
+        """Take a reading of the row that includes our records up to applied_seq. Older readings change nothing."""
+        if standing.version < self._standing.version:
             return
         pending = self._pending
         while pending and pending[0].seq <= applied_seq:
