@@ -24,6 +24,7 @@ DIRECT = "ledger"
 """Chain of transactions that no journal delivered: top-ups, corrections, rentals."""
 GENESIS = bytes(32)
 
+HEADER_COLUMNS = ("node", "number", "first_seq", "last_seq", "records", "at")
 USAGE_COLUMNS = tuple(column.name for column in usage_record.columns)
 TX_COLUMNS = tuple(column.name for column in ledger_tx.columns)
 ENTRY_COLUMNS = tuple(column.name for column in entry.columns)
@@ -43,11 +44,6 @@ class Head:
     applied_seq: int
     batches: int
     hash: bytes
-
-    @property
-    def next_number(self) -> int:
-        """Number of the batch that will be appended next."""
-        return self.batches + 1
 
 
 @dataclass(slots=True)
@@ -74,14 +70,15 @@ def lock(unit: WriteUnit, node: str) -> Head:
 
 def batch_hash(
     previous: bytes,
+    header: tuple[Any, ...],
     usage: Iterable[tuple[Any, ...]],
     txs: Iterable[tuple[Any, ...]],
     entries: Iterable[tuple[Any, ...]],
 ) -> bytes:
-    """Return the hash of one batch. Rows are tuples in the order of the *_COLUMNS; their order does not matter."""
+    """Return the hash of one batch. Rows are tuples in the order of the *_COLUMNS; their own order does not matter."""
     # Keys come first in every row and are unique, so sorting never compares further columns (some are None).
     digest = hashlib.sha256(previous)
-    digest.update(_encode((sorted(usage), sorted(txs), sorted(entries))))
+    digest.update(_encode((header, sorted(usage), sorted(txs), sorted(entries))))
     return digest.digest()
 
 
@@ -90,29 +87,18 @@ def append(
 ) -> None:
     """Write a batch behind the head and move the head. A batch that posts nothing only moves `applied_seq`."""
     if posting.usage or posting.txs:
-        number = head.next_number
-        for row in posting.usage:
+        number = head.batches + 1
+        for row in (*posting.usage, *posting.txs):
             row["node"], row["batch"] = head.node, number
-        for row in posting.txs:
-            row["node"], row["batch"] = head.node, number
+        header = (head.node, number, first_seq, last_seq, records, at)
         new_hash = batch_hash(
             head.hash,
+            header,
             map(_usage_values, posting.usage),
             map(_tx_values, posting.txs),
             map(_entry_values, posting.entries),
         )
-        unit.execute(
-            insert(batch).values(
-                node=head.node,
-                number=number,
-                first_seq=first_seq,
-                last_seq=last_seq,
-                records=records,
-                at=at,
-                prev_hash=head.hash,
-                hash=new_hash,
-            )
-        )
+        unit.execute(insert(batch).values(**dict(zip(HEADER_COLUMNS, header)), prev_hash=head.hash, hash=new_hash))
         unit.insert_rows(usage_record, posting.usage)
         unit.insert_rows(ledger_tx, posting.txs)
         unit.insert_rows(entry, posting.entries)
