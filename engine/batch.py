@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -74,8 +75,8 @@ class KVTensors:
 
 
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros in fresh anonymous memory: torch.zeros would write them all, at 0.8 s per GiB of a cache that may stay empty."""
+    """Zeros in fresh anonymous memory. torch.zeros would write them all: 0.8 s per GiB of a cache that may stay empty."""
     memory = mmap.mmap(-1, prod(shape) * dtype.itemsize)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
+    with suppress(AttributeError, OSError):  # where the platform or kernel has no huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype).view(shape)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -96,6 +97,16 @@ def read_books(database: Path) -> Books:
         tuple(sorted(request for request, state in holds if state == "open")),
         frozenset(request for request, _ in holds),
     )
+
+
+def wait_until_closed(database: Path, limit_s: float = 20.0) -> Books:
+    """Return the books as soon as they show no open hold. Raises TimeoutError: some request never ended."""
+    until = time.monotonic() + limit_s
+    while (books := read_books(database)).open_holds:
+        if time.monotonic() > until:
+            raise TimeoutError(f"holds still open after {limit_s:.0f} s: {books.open_holds[:5]}")
+        time.sleep(0.1)
+    return books
 
 
 def differences(sightings: Iterable[Seen], books: Books, sent: int) -> list[str]:

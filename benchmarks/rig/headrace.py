@@ -20,6 +20,7 @@ from engine.script import Script
 LABEL = "headrace"
 READY_PATH = "/readyz"
 MODEL = "smollm2-135m"
+COMMAND = str(Path(sys.executable).with_name("headrace"))
 
 
 @dataclass(slots=True)
@@ -47,7 +48,7 @@ class House:
 
     def spawn(self) -> ServerProcess:
         """Start the gateway, which starts its engine, and return at once."""
-        argv = [sys.executable, "-m", "gateway.cli", "serve", "--host", "127.0.0.1", "--port", str(self.port)]
+        argv = [COMMAND, "serve", "--host", "127.0.0.1", "--port", str(self.port)]
         argv += ["--data", str(self.data), "--model", self.model, *self.options]
         if self.script is not None:
             engine = [sys.executable, "-m", "engine.scripted", "--script", msgspec.json.encode(self.script).decode()]
@@ -74,7 +75,7 @@ class House:
     def audit(self) -> tuple[int, str]:
         """Run `headrace audit` on the data; return its exit status and what it said."""
         done = subprocess.run(
-            [sys.executable, "-m", "gateway.cli", "audit", "--data", str(self.data)],
+            [COMMAND, "audit", "--data", str(self.data)],
             capture_output=True,
             text=True,
             check=False,

@@ -69,9 +69,9 @@ def _decode_loosely(body: bytes, kind: type[T], policy: FieldPolicy) -> tuple[T,
             text = str(error)
             if not text.startswith(_UNKNOWN):
                 raise explain(error) from error
-            name, _, where = text[len(_UNKNOWN) :].rpartition("` - at `")
-            if not name:
-                name, where = text[len(_UNKNOWN) :].removesuffix("`"), "$"
+            name, nested, where = text[len(_UNKNOWN) :].rpartition("` - at `")
+            if not nested:
+                name, where = where.removesuffix("`"), "$"
             path = where.removesuffix("`").removeprefix("$")
             _remove(tree, path, name)
             ignored.append(f"{path}.{name}".lstrip("."))
@@ -97,10 +97,13 @@ def _apply_policy(tree: Any, policy: FieldPolicy) -> None:
 
 
 def _remove(tree: Any, path: str, name: str) -> None:
-    for match in _STEP.finditer(path):
-        field, index = match.groups()
-        tree = tree[field] if field is not None else tree[int(index)]
-    del tree[name]
+    try:
+        for match in _STEP.finditer(path):
+            field, index = match.groups()
+            tree = tree[field] if field is not None else tree[int(index)]
+        del tree[name]
+    except (KeyError, IndexError, TypeError) as error:  # a field name made to look like the end of msgspec's message
+        raise errors.ApiError(400, "The body has an unknown parameter.", code="unknown_parameter") from error
 
 
 def explain(error: msgspec.ValidationError) -> errors.ApiError:

@@ -311,11 +311,11 @@ def parse_chat(body: bytes) -> tuple[ChatRequest, tuple[str, ...]]:
     return request, ignored
 
 
-def template_messages(request: ChatRequest, developer_role: bool = False) -> list[dict[str, Any]]:
+def template_messages(request: ChatRequest) -> list[dict[str, Any]]:
     """Messages as chat templates read them: role, text content, and name or reasoning where given. Raises ApiError.
 
-    Unless the template knows it (`developer_role`), developer is rendered as system. Text parts are joined with
-    newlines.
+    Templates of the served families know no developer role: it is rendered as system, its older name. Text parts are
+    joined with newlines.
     """
     rendered: list[dict[str, Any]] = []
     for index, message in enumerate(request.messages):
@@ -324,7 +324,7 @@ def template_messages(request: ChatRequest, developer_role: bool = False) -> lis
             raise errors.unsupported(f"{where}.role", "names a tool result; this server does not call tools yet")
         role = str(message.__struct_config__.tag)
         plain: dict[str, Any] = {
-            "role": "system" if role == "developer" and not developer_role else role,
+            "role": "system" if role == "developer" else role,
             "content": _text(message.content, where),
         }
         if isinstance(message, AssistantMessage):

@@ -124,57 +124,18 @@ def failure(error: ApiError, request_id: str) -> bytes:
     return b"data: " + error.body(request_id) + b"\n\n" + DONE
 
 
-class Timer(Protocol):
-    """What call_later returns."""
+class Pace:
+    """When a stream may be written: the first flush at once, later ones at most every `interval` seconds of `clock`."""
 
-    def cancel(self) -> None:
-        """Do not call."""
-
-
-class Pacer:
-    """Decides when pending text is written: the first at once, later ones at most every `interval` seconds.
-
-    `clock` gives seconds and `call_later(delay, function)` arms a timer: the event loop's, or a test's.
-    """
-
-    def __init__(
-        self,
-        interval: float,
-        clock: Callable[[], float],
-        call_later: Callable[[float, Callable[[], None]], Timer],
-        flush: Callable[[], None],
-    ) -> None:
+    def __init__(self, interval: float, clock: Callable[[], float]) -> None:
         self._interval = interval
         self._clock = clock
-        self._call_later = call_later
-        self._flush = flush
         self._next = float("-inf")
-        self._timer: Timer | None = None
 
-    def offer(self) -> None:
-        """There is something to write: now if a slot is free, else when the next one opens."""
-        if self._timer is not None:
-            return
-        now = self._clock()
-        if now >= self._next:
-            self._next = now + self._interval
-            self._flush()
-        else:
-            self._timer = self._call_later(self._next - now, self._due)
-
-    def now(self) -> None:
-        """Write without waiting for a slot."""
-        self.cancel()
+    def wrote(self) -> None:
+        """A flush was written now."""
         self._next = self._clock() + self._interval
-        self._flush()
 
-    def cancel(self) -> None:
-        """Forget the armed timer."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _due(self) -> None:
-        self._timer = None
-        self._next = self._clock() + self._interval
-        self._flush()
+    def delay(self) -> float:
+        """Seconds until the next flush may be written; 0 when it may be written now."""
+        return max(0.0, self._next - self._clock())

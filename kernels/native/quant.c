@@ -11,7 +11,7 @@
 #include "simd.h"
 
 #define L HR_LANES
-enum { TILE = 4, TOKEN_BLOCK = 16 };
+enum { PANELS = 2, TILE = 4, TOKEN_BLOCK = 16 };
 
 HR_INLINE int is_packed4(int kind) { return kind != HR_Q8_0; }
 HR_INLINE int header_bytes(int kind) { return kind == HR_Q4_1 ? 4 * L : 2 * L; }
@@ -110,74 +110,96 @@ typedef struct {
     float *out;
 } product_job;
 
-/* HR_LANES rows × `nt` tokens. kind and nt are constants after inlining. */
-HR_INLINE void tile(const product_job *job, const uint8_t *panel, int64_t first, int64_t row, int kind, int nt) {
-    int64_t blocks = job->in / HR_BLOCK;
-    const int8_t *a[TILE];
-    const float *scale[TILE], *sum[TILE];
-    vf acc[TILE];
-    for (int t = 0; t < nt; t++) {
-        a[t] = job->x->q + (first + t) * job->in;
-        scale[t] = job->x->scale + (first + t) * blocks;
-        sum[t] = job->x->sum + (first + t) * blocks;
-        acc[t] = (vf){0};
-    }
-    for (int64_t b = 0; b < blocks; b++, panel += block_bytes(kind)) {
-        const uint8_t *w = panel + header_bytes(kind);
-        vf d = vf_load_half((const uint16_t *)panel);
-        vi total[TILE];
+/* `np` panels beside each other × `nt` tokens, from token `first`, row `row`. kind, np and nt are constants after inlining: a spread
+ * activation serves np panels, an unpacked weight nt tokens. */
+HR_INLINE void tile(const product_job *job, const uint8_t *panel, int64_t first, int64_t row, int kind, int np, int nt) {
+    int64_t blocks = job->in / HR_BLOCK, panel_bytes = blocks * block_bytes(kind);
+    const int8_t *a = job->x->q + first * job->in;
+    const float *scale = job->x->scale + first * blocks, *sum = job->x->sum + first * blocks;
+    vf acc[PANELS][TILE] = {{{0}}};
+    for (int64_t b = 0; b < blocks; b++, panel += block_bytes(kind), a += HR_BLOCK) {
+        vi total[PANELS][TILE];
         if (is_packed4(kind)) {
-            dot_nibble part[TILE] = {{0}};
+            dot_nibble part[PANELS][TILE] = {{{0}}};
 #pragma GCC unroll 4
             for (int j = 0; j < 4; j++) {
-                vb both = vb_load(w + j * 4 * L), low = both & 15, high = (vb)((vu)both >> 4) & 15;
+                vb low[PANELS], high[PANELS];
+#pragma GCC unroll 2
+                for (int p = 0; p < np; p++) {
+                    vb both = vb_load(panel + p * panel_bytes + header_bytes(kind) + j * 4 * L);
+                    low[p] = both & 15;
+                    high[p] = (vb)((vu)both >> 4) & 15;
+                }
 #pragma GCC unroll 4
                 for (int t = 0; t < nt; t++) {
-                    part[t] = dot_nibble_add(part[t], low, vb_spread(a[t] + b * HR_BLOCK + 4 * j));
-                    part[t] = dot_nibble_add(part[t], high, vb_spread(a[t] + b * HR_BLOCK + 16 + 4 * j));
+                    vb x = vb_spread(a + t * job->in + 4 * j), y = vb_spread(a + t * job->in + 16 + 4 * j);
+#pragma GCC unroll 2
+                    for (int p = 0; p < np; p++) {
+                        part[p][t] = dot_nibble_add(part[p][t], low[p], x);
+                        part[p][t] = dot_nibble_add(part[p][t], high[p], y);
+                        HR_PIN(part[p][t]);
+                    }
                 }
             }
-            for (int t = 0; t < nt; t++) total[t] = dot_nibble_end(part[t]);
+#pragma GCC unroll 8
+            for (int i = 0; i < np * nt; i++) total[i / nt][i % nt] = dot_nibble_end(part[i / nt][i % nt]);
         } else {
-            for (int t = 0; t < nt; t++) total[t] = (vi){0};
+#pragma GCC unroll 8
+            for (int i = 0; i < np * nt; i++) total[i / nt][i % nt] = (vi){0};
 #pragma GCC unroll 8
             for (int j = 0; j < 8; j++) {
-                vb bytes = vb_load(w + j * 4 * L);
+                vb w[PANELS];
+#pragma GCC unroll 2
+                for (int p = 0; p < np; p++) w[p] = vb_load(panel + p * panel_bytes + header_bytes(kind) + j * 4 * L);
 #pragma GCC unroll 4
-                for (int t = 0; t < nt; t++) total[t] = dot_byte_add(total[t], bytes, vb_spread(a[t] + b * HR_BLOCK + 4 * j));
+                for (int t = 0; t < nt; t++) {
+                    vb x = vb_spread(a + t * job->in + 4 * j);
+#pragma GCC unroll 2
+                    for (int p = 0; p < np; p++) {
+                        total[p][t] = dot_byte_add(total[p][t], w[p], x);
+                        HR_PIN(total[p][t]);
+                    }
+                }
             }
         }
         const float offset = kind == HR_Q4_0 ? 8.0f : kind == HR_Q8_0 ? (float)HR_BYTE_OFFSET : 0.0f;
-        vf m = kind == HR_Q4_1 ? vf_load_half((const uint16_t *)panel + L) : d * -offset;
+#pragma GCC unroll 2
+        for (int p = 0; p < np; p++) {
+            const uint16_t *header = (const uint16_t *)(panel + p * panel_bytes);
+            vf d = vf_load_half(header), m = kind == HR_Q4_1 ? vf_load_half(header + L) : d * -offset;
 #pragma GCC unroll 4
+            for (int t = 0; t < nt; t++) {
+                acc[p][t] = vf_fma(vf_float(total[p][t]), d * scale[t * blocks + b], acc[p][t]);
+                if (kind == HR_Q4_1 || offset != 0.0f) acc[p][t] = vf_fma(m, vf_set(sum[t * blocks + b]), acc[p][t]);
+            }
+        }
+    }
+    for (int p = 0; p < np; p++, row += L) {
+        int64_t valid = job->segment->rows - row;
         for (int t = 0; t < nt; t++) {
-            acc[t] = vf_fma(vf_float(total[t]), d * scale[t][b], acc[t]);
-            if (kind == HR_Q4_1 || offset != 0.0f) acc[t] = vf_fma(m, vf_set(sum[t][b]), acc[t]);
+            float *out = job->out + (first + t) * job->stride + row;
+            if (valid >= L) {
+                vf_store(out, job->bias ? acc[p][t] + vf_load(job->bias + row) : acc[p][t]);
+            } else {
+                for (int i = 0; i < valid; i++) out[i] = acc[p][t][i] + (job->bias ? job->bias[row + i] : 0.0f);
+            }
         }
     }
-    int64_t valid = job->segment->rows - row;
-    for (int t = 0; t < nt; t++) {
-        float *out = job->out + (first + t) * job->stride + row;
-        if (valid >= L) {
-            vf_store(out, job->bias ? acc[t] + vf_load(job->bias + row) : acc[t]);
-        } else {
-            for (int i = 0; i < valid; i++) out[i] = acc[t][i] + (job->bias ? job->bias[row + i] : 0.0f);
-        }
-    }
+}
+
+HR_INLINE void tokens(const product_job *job, const uint8_t *panel, int64_t first, int64_t last, int64_t row, int kind, int np) {
+    for (; first + TILE <= last; first += TILE) tile(job, panel, first, row, kind, np, TILE);
+    if (last - first == 3) tile(job, panel, first, row, kind, np, 3);
+    if (last - first == 2) tile(job, panel, first, row, kind, np, 2);
+    if (last - first == 1) tile(job, panel, first, row, kind, np, 1);
 }
 
 HR_INLINE void panels(const product_job *job, int64_t begin, int64_t end, int kind) {
     int64_t bytes = job->in / HR_BLOCK * block_bytes(kind);
     for (int64_t block = 0; block < job->tokens; block += TOKEN_BLOCK) {
-        int64_t last = block + TOKEN_BLOCK < job->tokens ? block + TOKEN_BLOCK : job->tokens;
-        for (int64_t p = begin; p < end; p++) {
-            const uint8_t *panel = job->segment->data + p * bytes;
-            int64_t t = block;
-            for (; t + TILE <= last; t += TILE) tile(job, panel, t, p * L, kind, TILE);
-            if (last - t == 3) tile(job, panel, t, p * L, kind, 3);
-            if (last - t == 2) tile(job, panel, t, p * L, kind, 2);
-            if (last - t == 1) tile(job, panel, t, p * L, kind, 1);
-        }
+        int64_t last = block + TOKEN_BLOCK < job->tokens ? block + TOKEN_BLOCK : job->tokens, p = begin;
+        for (; p + PANELS <= end; p += PANELS) tokens(job, job->segment->data + p * bytes, block, last, p * L, kind, PANELS);
+        if (p < end) tokens(job, job->segment->data + p * bytes, block, last, p * L, kind, 1);
     }
 }
 
@@ -188,7 +210,7 @@ static void panels_q8_0(void *job, int64_t begin, int64_t end, int thread) { (vo
 void hr_quant_linear(hr_pool *pool, const hr_segment *segment, int64_t in, const hr_quantized *x, int64_t tokens,
                      const float *bias, float *out, int64_t stride) {
     product_job job = {segment, in, tokens, stride, x, bias, out};
-    int64_t count = (segment->rows + L - 1) / L, grain = count / (4 * hr_threads(pool)) + 1;
+    int64_t count = (segment->rows + L - 1) / L, grain = (count / (4 * hr_threads(pool)) + PANELS) / PANELS * PANELS;
     hr_range run = segment->kind == HR_Q4_0 ? panels_q4_0 : segment->kind == HR_Q4_1 ? panels_q4_1 : panels_q8_0;
     hr_parallel(pool, count, grain, run, &job);
 }

@@ -24,6 +24,16 @@
 #include <immintrin.h>
 #endif
 
+/* Keeps a vector in a register from here on: without it the compiler gathers the integer sums of a block in an order of its own and
+ * spills most of them. */
+#if defined(HR_AVX512)
+#define HR_PIN(v) __asm__("" : "+v"(v))
+#elif defined(HR_AVX2)
+#define HR_PIN(v) __asm__("" : "+x"(v))
+#else
+#define HR_PIN(v) ((void)(v))
+#endif
+
 typedef float vf __attribute__((vector_size(4 * HR_LANES)));
 typedef int32_t vi __attribute__((vector_size(4 * HR_LANES)));
 typedef uint32_t vu __attribute__((vector_size(4 * HR_LANES)));

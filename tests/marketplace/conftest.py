@@ -32,9 +32,7 @@ def postgres_template(postgres_url: str) -> str:
     with admin.connect() as connection:
         connection.execute(text("CREATE DATABASE marketplace_empty"))
     admin.dispose()
-    database = Database(
-        make_url(postgres_url).set(database="marketplace_empty").render_as_string(hide_password=False)
-    )
+    database = Database(make_url(postgres_url).set(database="marketplace_empty").render_as_string(hide_password=False))
     database.migrate()
     database.close()
     return "marketplace_empty"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.inference import errors
-from gateway.inference.sse import DONE, ChatChunks, CompletionChunks, Pacer, failure
+from gateway.inference.sse import DONE, ChatChunks, CompletionChunks, Pace, failure
 
 
 def event(data: bytes) -> dict[str, Any]:
@@ -64,78 +63,26 @@ def test_a_failure_is_an_error_event_and_then_done() -> None:
     assert body["request_id"] == "req-1"
 
 
-class Clock:
-    """Seconds that a test moves, with timers that fire on the way."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.timers: list[tuple[float, Callable[[], None]]] = []
-
-    def call_later(self, delay: float, function: Callable[[], None]) -> Any:
-        entry = (self.now + delay, function)
-        self.timers.append(entry)
-        clock = self
-
-        class Handle:
-            def cancel(self) -> None:
-                if entry in clock.timers:
-                    clock.timers.remove(entry)
-
-        return Handle()
-
-    def advance(self, seconds: float) -> None:
-        until = self.now + seconds
-        while due := [t for t in self.timers if t[0] <= until + 1e-9]:
-            first = min(due)
-            self.timers.remove(first)
-            self.now = max(self.now, first[0])
-            first[1]()
-        self.now = until
+def test_the_first_flush_waits_for_nothing_and_later_ones_share_slots() -> None:
+    now = 100.0
+    pace = Pace(0.05, lambda: now)
+    assert pace.delay() == 0.0
+    pace.wrote()
+    assert pace.delay() == pytest.approx(0.05)
+    now += 0.02
+    assert pace.delay() == pytest.approx(0.03)
+    now += 0.04
+    assert pace.delay() == 0.0
 
 
-def paced(interval: float = 0.05) -> tuple[Clock, Pacer, list[float]]:
-    clock = Clock()
-    written: list[float] = []
-    return clock, Pacer(interval, lambda: clock.now, clock.call_later, lambda: written.append(clock.now)), written
-
-
-def test_the_first_is_written_at_once_and_later_ones_share_slots() -> None:
-    clock, pacer, written = paced()
-    for _ in range(100):
-        pacer.offer()
-        clock.advance(0.01)
-    assert written[0] == 0.0
-    assert len(written) <= 21
-    assert all(b - a >= 0.05 - 1e-9 for a, b in zip(written, written[1:], strict=False))
-
-
-def test_a_lone_offer_in_a_closed_slot_is_written_when_the_slot_opens() -> None:
-    clock, pacer, written = paced()
-    pacer.offer()
-    clock.advance(0.02)
-    pacer.offer()
-    assert written == [0.0]
-    clock.advance(0.03)
-    assert written == pytest.approx([0.0, 0.05])
-    clock.advance(1.0)
-    assert len(written) == 2
-
-
-def test_slow_offers_never_wait() -> None:
-    clock, pacer, written = paced()
-    for _ in range(5):
-        pacer.offer()
-        clock.advance(0.06)
-    assert written == pytest.approx([0.0, 0.06, 0.12, 0.18, 0.24])
-
-
-def test_the_end_does_not_wait_and_leaves_no_timer() -> None:
-    clock, pacer, written = paced()
-    pacer.offer()
-    pacer.offer()
-    assert len(clock.timers) == 1
-    pacer.now()
-    assert written == [0.0, 0.0]
-    assert clock.timers == []
-    clock.advance(1.0)
-    assert len(written) == 2
+@given(st.lists(st.floats(0.0, 0.2), min_size=1, max_size=200))
+def test_at_most_twenty_flushes_a_second(gaps: list[float]) -> None:
+    now = 0.0
+    pace = Pace(0.05, lambda: now)
+    flushes: list[float] = []
+    for gap in gaps:
+        now += max(gap, pace.delay())
+        flushes.append(now)
+        pace.wrote()
+    for start in flushes:
+        assert sum(start <= at < start + 1.0 - 1e-6 for at in flushes) <= 20
