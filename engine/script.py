@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 import time
 import uuid
 from collections import OrderedDict, deque
@@ -222,7 +223,7 @@ class ScriptedCore:
         self._schedule(stream)
 
     def _schedule(self, stream: _Stream) -> None:
-        tick = -int(-stream.due * 1000 / self.script.tick_ms // 1)
+        tick = math.ceil(stream.due * 1000 / self.script.tick_ms - 1e-6)
         if tick in self._wheel:
             self._wheel[tick].append(stream)
         else:
