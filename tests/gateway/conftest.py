@@ -128,6 +128,12 @@ def bank(database: Database) -> Bank:
 
 
 @pytest.fixture
+def make_bank() -> type[Bank]:
+    """Puts a price into a migrated ledger and opens accounts in it."""
+    return Bank
+
+
+@pytest.fixture
 def clocks() -> Clocks:
     """Clocks that stand still until moved."""
     return Clocks()
