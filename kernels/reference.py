@@ -1,8 +1,8 @@
 """One plain-torch function per operation: the definition of correct.
 
-Everything is computed in float32, one row at a time where a batched call would let the rows influence each other's rounding,
-so that a row's result is the same bits whatever else is in the call. Slow and obvious on purpose; the other implementations
-are tested against this one. Shapes are those of `kernels.interface.Ops`.
+Everything is computed in float32, one row at a time where a batched call would let the rows influence each other's
+rounding, so that a row's result is the same bits whatever else is in the call. Slow and obvious on purpose; the other
+implementations are tested against this one. Shapes are those of `kernels.interface.Ops`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kernels.blocks import dequantize, in_features
 from kernels.interface import Activation, LinearWeight, WeightPart, rows_of
+from kernels.sampling import noise_key
 
 
 class DenseWeight:
@@ -202,3 +203,46 @@ def _dense(weight: LinearWeight) -> DenseWeight:
     if not isinstance(weight, DenseWeight):
         raise TypeError(f"this weight was packed by another implementation: {type(weight).__name__}")
     return weight
+
+
+def gumbel_noise(seed: int, position: int, token_ids: Tensor) -> Tensor:
+    """Gumbel(0, 1) noise of tokens, float64, a pure function of (seed, position, token id): the hash of
+    `kernels.sampling` in int64 arithmetic (the products of 32-bit halves may wrap; their low 32 bits do not change)."""
+    low, high = noise_key(seed, position)
+
+    def mix(x: Tensor, addend: int) -> Tensor:
+        x = x ^ (x >> 16)
+        x = ((x * 0x7FEB352D) + addend) & 0xFFFFFFFF
+        x = x ^ (x >> 15)
+        x = (x * 0x846CA68B) & 0xFFFFFFFF
+        return x ^ (x >> 16)
+
+    noise = mix(mix(token_ids.to(torch.int64), 0) ^ low, high)
+    return -torch.log(-torch.log((noise.to(torch.float64) + 0.5) / 2**32))
+
+
+def kept_tokens(logits: Tensor, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> Tensor:
+    """Ids that survive top_k, then top_p of what is left, then min_p of the largest; most probable first, lowest id
+    first among equals. logits [vocab]."""
+    scaled = logits.to(torch.float64) / temperature
+    order = torch.sort(scaled, descending=True, stable=True).indices
+    if top_k > 0:
+        order = order[:top_k]
+    probabilities = torch.softmax(scaled[order], dim=0)
+    before = torch.cumsum(probabilities, 0) - probabilities
+    return order[(before < top_p) & (probabilities >= min_p * probabilities[0])]
+
+
+def sample(
+    logits: Tensor,
+    temperature: float,
+    seed: int,
+    position: int,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+) -> int:
+    """A draw from softmax(logits / temperature) after truncation, by Gumbel-max. logits [vocab], temperature > 0."""
+    kept = kept_tokens(logits, temperature, top_k, top_p, min_p)
+    scores = logits.to(torch.float64)[kept] / temperature + gumbel_noise(seed, position, kept)
+    return int(kept[scores.argmax()])
