@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 import jinja2
+import jinja2.utils
 from jinja2.ext import Extension, loopcontrols
 from jinja2.nodes import CallBlock, Node
 from jinja2.parser import Parser
@@ -69,6 +70,27 @@ class _Generation(Extension):
         return str(caller())
 
 
+class _Namespace(jinja2.utils.Namespace):
+    """jinja2's namespace() without names that begin with an underscore, a known way around the sandbox."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        # Like jinja2's own: `self` must stay usable as a name in the template
+        self, rest = args[0], args[1:]
+        attributes = dict(*rest, **kwargs)
+        for name in attributes:
+            _check_name(name)
+        jinja2.utils.Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"a template may not set {name!r} on a namespace")
+
+
 @lru_cache(maxsize=32)
 def _compile(source: str) -> jinja2.Template:
     environment = ImmutableSandboxedEnvironment(
@@ -76,6 +98,7 @@ def _compile(source: str) -> jinja2.Template:
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
+    environment.globals["namespace"] = _Namespace
     environment.globals["strftime_now"] = _strftime_now
     return environment.from_string(source)
 

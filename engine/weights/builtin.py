@@ -78,7 +78,7 @@ def fetch_builtin(model: BuiltinModel, cache: Path, progress: Progress | None = 
 def _complete(target: Path, model: BuiltinModel) -> bool:
     try:
         return target.stat().st_size == model.size
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
 
 
