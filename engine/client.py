@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from engine.detokenizer import HasVocabulary
 from engine.generation import EngineError, GenerateRequest, Generation
@@ -260,8 +260,7 @@ class _Connection(asyncio.Protocol):
         self._reason = "the connection was closed"
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's transports are none by inheritance
 
     def data_received(self, data: bytes) -> None:
         try:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import cast
 
 import msgspec
 
@@ -188,8 +189,7 @@ class _Peer(asyncio.Protocol):
         self.paused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's transports are none by inheritance
         self._engine.joined(self)
 
     def connection_lost(self, exc: Exception | None) -> None:

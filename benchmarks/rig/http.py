@@ -206,8 +206,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's transports are none by inheritance
 
     def data_received(self, data: bytes) -> None:
         """Stamp and parse what arrived."""

@@ -1,0 +1,250 @@
+"""The gateway put together: what starts in which order, what answers where, what stops in which order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shlex
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+import orjson
+from sqlalchemy.exc import SQLAlchemyError
+from starlette.routing import Route, Router
+
+from engine.generation import EngineError
+from engine.tokenizer import Tokenizer
+from engine.weights.sources import ModelSource
+from engine.wire import UsageReply
+from gateway.admission.capacity import Capacity
+from gateway.admission.keymap import KeyMap
+from gateway.bootstrap import Prepared
+from gateway.fleet.catalogue import Catalogue, Model
+from gateway.fleet.replicas import ENGINE_COMMAND, Replica, State
+from gateway.inference import models as model_lists
+from gateway.inference import pipeline
+from gateway.inference.chat import ChatAsk
+from gateway.inference.completions import CompletionAsk
+from gateway.inference.endpoint import Endpoint, Handler, not_found
+from gateway.inference.http import Exchange
+from gateway.inference.pipeline import Limits, Services
+from gateway.metering.metering import Metering
+from gateway.settings import Paths, Settings
+from gateway.telemetry import CONTENT_TYPE, Telemetry
+from marketplace.store.ids import new_id
+
+log = logging.getLogger(__name__)
+
+PRICE_POLL_S = 5.0
+SETTLE_S = 5.0
+"""At shutdown, how long answers that were cut off may take to be settled."""
+
+
+def wall_us() -> int:
+    """Microseconds since 1970, UTC."""
+    return time.time_ns() // 1000
+
+
+def monotonic_us() -> int:
+    """Microseconds that never jump."""
+    return time.monotonic_ns() // 1000
+
+
+class Gateway:
+    """One running gateway: `start`, serve `app`, `stop`. Belongs to one event loop."""
+
+    def __init__(self, settings: Settings, prepared: Prepared, model: str, source: ModelSource) -> None:
+        """`model` is the name that clients use, `source` where its files are."""
+        paths = Paths(settings.data)
+        self.settings = settings
+        self.telemetry = Telemetry()
+        self.tokenizer = Tokenizer.load(source)
+        self.replica = Replica(
+            msgspec.structs.replace(settings.engine, model=str(source.path), served_name=model),
+            socket_path=paths.engine_socket,
+            log_path=paths.engine_log,
+            tokenizer=self.tokenizer,
+            command=shlex.split(settings.engine_command) or ENGINE_COMMAND,
+            drain_s=settings.drain_s,
+        )
+        engine = settings.engine
+        capacity = Capacity(model, engine.max_running, engine.max_queued)
+        self.catalogue = Catalogue([Model(model, self.replica, self.tokenizer, capacity)])
+        self.keys = KeyMap(prepared.database, prepared.pepper, wall_us)
+        self.metering: Metering
+        self.services: Services
+        self._paths = paths
+        self._database = prepared.database
+        self._model = model
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenise")
+        self._tasks: list[asyncio.Task[None]] = []
+        self._started = False
+        self._stopping = False
+
+    async def start(self) -> None:
+        """Engine and ledger at once, then recovery; returns when requests can be served.
+
+        Raises StartError (engine), JournalInUseError, JournalDamagedError, JournalUnavailableError, SQLAlchemyError,
+        OSError.
+        """
+        self.replica.on_state(self._engine_changed)
+        self.replica.launch()
+        self.metering = await Metering.start(self._paths.journal, self._database, clock=wall_us, monotonic=monotonic_us)
+        self._started = True
+        await asyncio.to_thread(self.keys.load)
+        self.keys.start()
+        self.catalogue.take_prices(await asyncio.to_thread(self.catalogue.read_prices, self._database))
+        settings = self.settings
+        self.services = Services(
+            keys=self.keys,
+            catalogue=self.catalogue,
+            meter=self.metering.meter,
+            telemetry=self.telemetry,
+            limits=Limits(
+                flush_s=settings.flush_ms / 1000,
+                slow_client_s=settings.slow_client_s,
+                request_timeout_s=settings.request_timeout_s,
+                quota_status=settings.quota_status,
+            ),
+            threads=self._threads,
+            new_id=new_request_id,
+        )
+        await self.replica.ready()
+        await self.metering.recover(_Engines(self._model, self.replica))
+        self._tasks.append(asyncio.create_task(self._poll_prices(), name="prices"))
+
+    async def stop(self, drain_s: float = 0.0) -> None:
+        """End what runs (responses were drained before), settle, flush, stop the engine. Safe after a failed start."""
+        self._stopping = True
+        for task in self._tasks:
+            task.cancel()
+        if self._started:
+            if hasattr(self, "services"):
+                for answer in list(self.services.answers):
+                    answer.abandon("server_fault")
+            if not await self.metering.close(SETTLE_S):
+                log.warning("the ledger does not have everything yet; the journal keeps it for the next start")
+            self.keys.stop()
+        await self.replica.stop(drain_s)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        await asyncio.to_thread(self._database.close)
+
+    def troubles(self) -> dict[str, str]:
+        """Why requests cannot be served now, by part; empty when they can."""
+        found: dict[str, str] = {}
+        if self._stopping:
+            found["gateway"] = "shutting down"
+        if self.replica.state is not State.READY:
+            reason = f": {self.replica.last_error}" if self.replica.last_error else ""
+            found["engine"] = f"{self.replica.state}{reason}"
+        trouble = self.metering.trouble
+        if trouble is not None:
+            found["metering"] = trouble
+        if not self.keys.fresh:
+            found["keys"] = "not compared with the database lately"
+        return found
+
+    def app(self) -> Router:
+        """Every route. Inference endpoints are plain ASGI, without middleware around them."""
+        services = self.services
+
+        def endpoint(path: str, **methods: Handler) -> Route:
+            return Route(path, Endpoint(path, methods, self.telemetry, services.new_id))
+
+        async def chat(exchange: Exchange) -> None:
+            await pipeline.answer(services, exchange, ChatAsk)
+
+        async def completions(exchange: Exchange) -> None:
+            await pipeline.answer(services, exchange, CompletionAsk)
+
+        async def models(exchange: Exchange) -> None:
+            key = pipeline.authenticate(services, exchange)
+            await exchange.json(200, model_lists.list_models(services.catalogue, key))
+
+        async def model(exchange: Exchange) -> None:
+            key = pipeline.authenticate(services, exchange)
+            name = exchange.scope["path_params"]["name"]
+            await exchange.json(200, model_lists.one_model(services.catalogue, key, name))
+
+        async def health(exchange: Exchange) -> None:
+            await exchange.json(200, b'{"status":"alive"}')
+
+        async def ready(exchange: Exchange) -> None:
+            troubles = self.troubles()
+            status = "unavailable" if troubles else "ready"
+            body = orjson.dumps({"status": status, "model": self._model, "reasons": troubles})
+            await exchange.json(503 if troubles else 200, body)
+
+        async def metrics(exchange: Exchange) -> None:
+            await self._read()
+            await exchange.text(200, self.telemetry.render(), CONTENT_TYPE)
+
+        routes = [
+            # Stored completions do not exist here: reading them is 404, as at a server that stores none.
+            endpoint("/v1/chat/completions", POST=chat, GET=not_found),
+            endpoint("/v1/completions", POST=completions),
+            endpoint("/v1/models", GET=models),
+            endpoint("/v1/models/{name:path}", GET=model),
+            endpoint("/healthz", GET=health),
+            endpoint("/readyz", GET=ready),
+            endpoint("/metrics", GET=metrics),
+        ]
+        methods = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT")
+        unknown = Endpoint("unknown", dict.fromkeys(methods, not_found), self.telemetry, services.new_id)
+        return Router(routes, redirect_slashes=False, default=unknown)
+
+    def _engine_changed(self, replica: Replica) -> None:
+        welcome = replica.client.welcome
+        if replica.state is State.READY and welcome is not None and self._started:
+            self.metering.note_engine(self._model, welcome.epoch)
+
+    async def _poll_prices(self) -> None:
+        """A price set elsewhere is offered within seconds."""
+        while True:
+            await asyncio.sleep(PRICE_POLL_S)
+            try:
+                self.catalogue.take_prices(await asyncio.to_thread(self.catalogue.read_prices, self._database))
+            except (SQLAlchemyError, OSError) as error:
+                log.warning("prices cannot be read: %s", error)
+
+    async def _read(self) -> None:
+        """Ask the others for what a scrape shows."""
+        reading, meter, replica = self.telemetry.reading, self.metering.meter, self.replica
+        reading.ready = not self.troubles()
+        reading.open_holds = len(meter.open_charges)
+        reading.voided = meter.stats.voided
+        reading.free_tokens = meter.stats.free_tokens
+        reading.journal_backlog = self.metering.journal.next_seq - 1 - self.metering.settler.applied_seq
+        reading.restarts[self._model] = replica.restarts
+        reading.snapshots[self._model] = None
+        with contextlib.suppress(EngineError, TimeoutError):
+            async with asyncio.timeout(1.0):
+                reading.snapshots[self._model] = await replica.client.snapshot()
+
+
+class _Engines:
+    """How recovery asks about requests of an earlier process."""
+
+    def __init__(self, model: str, replica: Replica) -> None:
+        self._model = model
+        self._replica = replica
+
+    async def usage(self, model: str, request_ids: Sequence[str]) -> UsageReply | None:
+        """Counters that the engine of `model` remembers."""
+        if model != self._model or not self._replica.client.connected:
+            return None
+        return await self._replica.client.usage(request_ids)
+
+    async def abort(self, model: str, request_id: str) -> None:
+        """End a sequence of an earlier process."""
+        if model == self._model and self._replica.client.connected:
+            await self._replica.client.abort(request_id)
+
+
+def new_request_id() -> str:
+    """A UUIDv7: the request's id on the wire, in the journal and in the ledger."""
+    return new_id(wall_us(), os.urandom)

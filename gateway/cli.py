@@ -1,0 +1,160 @@
+"""The command line: `headrace serve | keys | models | audit | bench`. Imports what a command needs when it runs."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import inspect
+import os
+import sys
+import types
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+ENVIRONMENT = "HEADRACE_"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; return the exit status."""
+    options = make_parser().parse_args(argv)
+    try:
+        return int(options.run(options))
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        return 0  # `headrace keys list | head`
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """All commands and their options."""
+    parser = argparse.ArgumentParser(prog="headrace", description="One pool of GPUs, one ledger.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _serve_parser(commands.add_parser("serve", help="run the gateway and its engine"))
+
+    keys = commands.add_parser("keys", help="create, list and revoke API keys").add_subparsers(
+        required=True, metavar="ACTION"
+    )
+    create = keys.add_parser("create", help="make a key; its secret is shown once")
+    create.add_argument("--name", default="key", help="what to call it (default: %(default)s)")
+    create.add_argument("--email", default="", help="whose key it is; the first admin's by default")
+    create.add_argument("--models", nargs="*", default=None, help="models that it may use; all by default")
+    create.add_argument("--expires-days", type=float, default=None, help="days until it expires; never by default")
+    create.set_defaults(run=_command("keys_create"))
+    listing = keys.add_parser("list", help="show every key, without secrets")
+    listing.set_defaults(run=_command("keys_list"))
+    revoke = keys.add_parser("revoke", help="make a key unusable, within a second, for ever")
+    revoke.add_argument("key", help="its id, its prefix or its name")
+    revoke.set_defaults(run=_command("keys_revoke"))
+
+    models = commands.add_parser("models", help="models on offer").add_subparsers(required=True, metavar="ACTION")
+    offered = models.add_parser("list", help="show every model that has a price")
+    offered.set_defaults(run=_command("models_list"))
+
+    audit = commands.add_parser("audit", help="prove every invariant of the ledger; exit status 1 where one fails")
+    audit.set_defaults(run=_command("audit"))
+    for one in (create, listing, revoke, offered, audit):
+        _where(one)
+
+    bench = commands.add_parser("bench", help="list the benchmarks, or run one")
+    bench.add_argument("name", nargs="?", help="which; none lists them")
+    bench.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on to it")
+    bench.set_defaults(run=_command("bench"))
+    return parser
+
+
+def _command(name: str) -> Any:
+    """A command that is imported when it runs."""
+
+    def run(options: argparse.Namespace) -> int:
+        from gateway import commands
+
+        return int(getattr(commands, name)(options))
+
+    return run
+
+
+def _where(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--data", type=Path, default=Path(_default("data", "data")), help="data folder")
+    parser.add_argument(
+        "--database-url",
+        default=_default("database_url", ""),
+        help="address of the ledger; empty is in the data folder",
+    )
+
+
+def _serve_parser(parser: argparse.ArgumentParser) -> None:
+    from engine.config import EngineConfig
+    from gateway.settings import Settings
+
+    gateway = parser.add_argument_group("gateway")
+    for field in msgspec.structs.fields(Settings):
+        if field.name != "engine":
+            _add_option(gateway, field, field_docs(Settings)[field.name])
+    engine = parser.add_argument_group("engine")
+    for field in msgspec.structs.fields(EngineConfig):
+        _add_option(engine, field, field_docs(EngineConfig)[field.name])
+    parser.set_defaults(run=_serve)
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from gateway.serve import serve
+
+    return serve(read_settings(options))
+
+
+def read_settings(options: argparse.Namespace) -> Any:
+    """Settings from the parsed options of `serve`."""
+    from engine.config import EngineConfig
+    from gateway.settings import Settings
+
+    chosen = vars(options)
+    engine = EngineConfig(**{name: chosen[name] for name in EngineConfig.__struct_fields__})
+    own = {name: chosen[name] for name in Settings.__struct_fields__ if name != "engine"}
+    return Settings(engine=engine, **own)
+
+
+def _add_option(group: argparse._ArgumentGroup, field: msgspec.structs.FieldInfo, text: str) -> None:
+    """One option for a field of a struct: its flag, type, choices and default."""
+    flag = "--" + field.name.replace("_", "-")
+    default = _default(field.name, field.default)
+    text = text.replace("%", "%%")
+    if field.type is bool:
+        if isinstance(default, str):
+            default = default.lower() in ("1", "true", "yes", "on")
+        group.add_argument(flag, action=argparse.BooleanOptionalAction, default=default, help=text)
+        return
+    choices = typing.get_args(field.type) if typing.get_origin(field.type) is typing.Literal else None
+    kind: Any = str if choices else field.type
+    if isinstance(kind, types.UnionType):
+        kind = str
+    shown = f"{text} (default: {field.default})" if str(field.default) else text
+    group.add_argument(flag, type=kind, choices=choices, default=default, help=shown, metavar=None if choices else "X")
+
+
+def _default(name: str, fallback: Any) -> Any:
+    """A field's default: its environment variable where that is set. argparse converts the text as it does a flag's."""
+    return os.environ.get(ENVIRONMENT + name.upper(), fallback)
+
+
+def field_docs(kind: type[msgspec.Struct]) -> dict[str, str]:
+    """The docstring that follows each field in the source of a struct."""
+    body = ast.parse(inspect.getsource(kind)).body[0]
+    assert isinstance(body, ast.ClassDef)
+    docs: dict[str, str] = {}
+    for node, following in zip(body.body, body.body[1:], strict=False):
+        if (
+            isinstance(node, ast.AnnAssign)
+            and isinstance(node.target, ast.Name)
+            and isinstance(following, ast.Expr)
+            and isinstance(following.value, ast.Constant)
+        ):
+            docs[node.target.id] = " ".join(str(following.value.value).split())
+    return docs
+
+
+if __name__ == "__main__":
+    sys.exit(main())

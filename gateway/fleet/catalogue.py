@@ -1,0 +1,90 @@
+"""Models on offer: who computes them, what they cost, how many requests they take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+from sqlalchemy import select
+
+from engine.client import EngineClient
+from engine.tokenizer import Tokenizer
+from gateway.admission.capacity import Capacity
+from marketplace.ledger.meters import PriceVersion, current_price
+from marketplace.ledger.tables import price_version
+from marketplace.store.db import Database, ReadUnit
+
+
+class Server(Protocol):
+    """What computes a model: a replica of the engine."""
+
+    @property
+    def client(self) -> EngineClient:
+        """The connection to it."""
+
+
+class Model:
+    """One model on offer."""
+
+    def __init__(
+        self, name: str, server: Server, tokenizer: Tokenizer, capacity: Capacity, *, created: int | None = None
+    ) -> None:
+        """`created` is the time in seconds that model lists show; now by default."""
+        self.name = name
+        self.tokenizer = tokenizer
+        self.capacity = capacity
+        self.created = int(time.time()) if created is None else created
+        self.price: PriceVersion | None = None
+        """Current version; None until prices were read, and a model without a price is not served."""
+        self._server = server
+
+    @property
+    def client(self) -> EngineClient:
+        """The engine client of the replica that serves the model."""
+        return self._server.client
+
+    @property
+    def max_context(self) -> int:
+        """Most tokens of prompt and answer together, 0 while the engine has not said so yet."""
+        welcome = self.client.welcome
+        return 0 if welcome is None else welcome.max_context
+
+
+class Catalogue:
+    """The models of this gateway by name."""
+
+    def __init__(self, models: Iterable[Model]) -> None:
+        self._models = {model.name: model for model in models}
+
+    def __iter__(self) -> Iterator[Model]:
+        """Models in the order they were given."""
+        return iter(self._models.values())
+
+    def find(self, name: str) -> Model | None:
+        """The model that clients call `name`."""
+        return self._models.get(name)
+
+    def read_prices(self, database: Database) -> dict[str, PriceVersion]:
+        """Read the current price of every model; blocking, so it belongs in a thread."""
+        with database.read() as unit:
+            found = {name: current_price(unit, name) for name in self._models}
+        return {name: version for name, version in found.items() if version is not None}
+
+    def take_prices(self, prices: dict[str, PriceVersion]) -> None:
+        """Offer the models at these prices; requests that already run keep theirs."""
+        for name, version in prices.items():
+            self._models[name].price = version
+
+
+def per_token(nano_per_million: int) -> str:
+    """A price per token as an exact decimal string, as model lists show it: 20,000,000 → "0.00000002"."""
+    whole, rest = divmod(nano_per_million, 10**15)
+    digits = f"{rest:015d}".rstrip("0")
+    return f"{whole}.{digits}" if digits else str(whole)
+
+
+def offered(unit: ReadUnit) -> list[PriceVersion]:
+    """The current price of every model that has one, by name."""
+    names = unit.select(select(price_version.c.model).distinct().order_by(price_version.c.model)).scalars().all()
+    return [version for name in names if (version := current_price(unit, name)) is not None]

@@ -1,0 +1,130 @@
+"""One HTTP exchange on plain ASGI: ids, body with a limit, responses with the headers that clients read."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any
+
+from gateway.inference import errors
+from gateway.inference.errors import ApiError, Headers
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+API_VERSION = b"2020-10-01"
+"""What `openai-version` has said since there is one; SDKs log it."""
+
+_DRAIN_FACTOR = 8
+_DRAIN_SECONDS = 5.0
+
+
+class ClientGone(Exception):  # noqa: N818 - not an error of ours: nobody is there to be told
+    """The client closed the connection before there was an answer."""
+
+
+class Exchange:
+    """A request and the answer to it, under one request id."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
+        self.scope = scope
+        self.receive = receive
+        self.send = send
+        self.request_id = request_id
+        self.began = time.perf_counter()
+        self.status = 0
+        """Status that was sent, 0 before."""
+        self.extra: list[tuple[bytes, bytes]] = []
+        """Headers learnt on the way, sent with whatever the answer is."""
+
+    def header(self, name: bytes) -> str:
+        """First value of a request header (lower-case name), empty when it is not there."""
+        for key, value in self.scope["headers"]:
+            if key == name:
+                return str(value, "latin-1")
+        return ""
+
+    def credential(self) -> str:
+        """The API key as presented: `Authorization: Bearer …` or `X-API-Key: …`; empty when there is none."""
+        scheme, _, token = self.header(b"authorization").partition(" ")
+        if scheme.lower() == "bearer" and token.strip():
+            return token.strip()
+        return self.header(b"x-api-key").strip()
+
+    async def body(self, limit: int, timeout_s: float) -> bytes:
+        """Read the body. Raises ApiError (413, 408) and ClientGone.
+
+        A body over the limit is read to its end, within reason, before it is refused: an answer to a client that is
+        still sending is lost with the connection.
+        """
+        declared = self.header(b"content-length")
+        if declared.isdigit() and int(declared) > limit and self.header(b"expect"):
+            raise errors.too_large(limit)
+        chunks: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(timeout_s) as patience:
+                while True:
+                    message = await self.receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientGone
+                    chunk = message.get("body", b"")
+                    size += len(chunk)
+                    if size <= limit:
+                        chunks.append(chunk)
+                    elif chunks:
+                        chunks.clear()
+                        patience.reschedule(asyncio.get_running_loop().time() + _DRAIN_SECONDS)
+                    if not message.get("more_body", False) or size > limit * _DRAIN_FACTOR:
+                        break
+        except TimeoutError as error:
+            if size <= limit:
+                raise errors.request_timeout(timeout_s) from error
+        if size > limit:
+            raise errors.too_large(limit)
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    def headers(self, more: Iterable[tuple[bytes, bytes]] = ()) -> list[tuple[bytes, bytes]]:
+        """Headers of every answer, then those learnt on the way, then `more`."""
+        spent = round((time.perf_counter() - self.began) * 1000)
+        return [
+            (b"x-request-id", self.request_id.encode("ascii")),
+            (b"openai-processing-ms", b"%d" % spent),
+            (b"openai-version", API_VERSION),
+            *self.extra,
+            *more,
+        ]
+
+    async def json(self, status: int, body: bytes, headers: Headers = ()) -> None:
+        """Send a whole JSON answer."""
+        await self.text(status, body, b"application/json", headers)
+
+    async def text(self, status: int, body: bytes, content_type: bytes, headers: Headers = ()) -> None:
+        """Send a whole answer of any type."""
+        self.status = status
+        shape = ((b"content-type", content_type), (b"content-length", b"%d" % len(body)))
+        await self.send({"type": "http.response.start", "status": status, "headers": self.headers((*shape, *headers))})
+        await self.send({"type": "http.response.body", "body": body})
+
+    async def fail(self, error: ApiError) -> None:
+        """Send an error as an ordinary HTTP answer."""
+        await self.json(error.status, error.body(self.request_id), error.headers)
+
+    async def start_stream(self) -> None:
+        """Send the head of an event stream."""
+        self.status = 200
+        stream = (
+            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"cache-control", b"no-cache"),
+            (b"x-accel-buffering", b"no"),
+        )
+        await self.send({"type": "http.response.start", "status": 200, "headers": self.headers(stream)})
+
+    def cut(self) -> None:
+        """Close the connection without waiting for the client to read what was written."""
+        transport = self.scope.get("state", {}).get("transport")
+        if transport is not None:
+            transport.abort()

@@ -1,0 +1,253 @@
+"""From a parsed request to its answer: admission, money, the engine, the response.
+
+authenticate → parse → model → limits → tokenise → queue bound → hold → engine (while the hold is written) → first
+byte once the hold is durable → … → settlement durable → the end of the answer. Every refusal on the way is an
+ordinary HTTP error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from urllib.parse import quote
+
+import msgspec
+import orjson
+
+from engine.generation import GenerateRequest
+from engine.sampling_params import SamplingParams
+from gateway.admission.capacity import OverloadedError
+from gateway.admission.keymap import KeyMap, KeyState
+from gateway.fleet.catalogue import Catalogue, Model
+from gateway.inference import errors, limits
+from gateway.inference.answer import Answer
+from gateway.inference.errors import ApiError
+from gateway.inference.http import ClientGone, Exchange
+from gateway.inference.outbox import Outbox
+from gateway.inference.responses import respond_body, respond_stream
+from gateway.inference.run import Run
+from gateway.inference.sampling import check_vocabulary
+from gateway.inference.sinks import BodySink, Sink, StreamSink
+from gateway.inference.sse import Pace
+from gateway.inference.surface import Ask
+from gateway.metering.charge import Charge, InsufficientQuotaError, MeteringUnavailableError
+from gateway.metering.meter import Meter
+from gateway.telemetry import ModelMeters, Telemetry
+from marketplace.ledger.meters import PriceVersion
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds of one exchange."""
+
+    body_bytes: int = 1024 * 1024
+    body_timeout_s: float = 30.0
+    flush_s: float = 0.05
+    """Least time between two flushes of a stream."""
+    slow_client_s: float = 60.0
+    """A client that reads nothing for this long is cut off."""
+    keep_alive_s: float = 15.0
+    """A stream that has nothing to say for this long says so."""
+    request_timeout_s: float = 600.0
+    """A request that takes longer is ended at our cost."""
+    inline_chars: int = 2_000
+    """Prompts up to this many characters are tokenised on the event loop, longer ones in a thread."""
+    quota_status: int = 429
+    """Status of `insufficient_quota`."""
+
+
+class Services(msgspec.Struct, kw_only=True):
+    """What the inference surface works with."""
+
+    keys: KeyMap
+    catalogue: Catalogue
+    meter: Meter
+    telemetry: Telemetry
+    limits: Limits
+    threads: Executor
+    new_id: Callable[[], str]
+    clock: Callable[[], float] = time.monotonic
+    """Seconds that never jump."""
+    answers: set[Answer] = msgspec.field(default_factory=set)
+    """Those that have not ended."""
+    meters: dict[str, ModelMeters] = msgspec.field(default_factory=dict)
+
+    def model_meters(self, name: str) -> ModelMeters:
+        """Metrics of a model, made once."""
+        found = self.meters.get(name)
+        if found is None:
+            found = self.meters[name] = self.telemetry.model(name)
+        return found
+
+
+def authenticate(services: Services, exchange: Exchange) -> KeyState:
+    """Name the caller. Raises ApiError (401)."""
+    scope_headers = exchange.scope["headers"]
+    authorization = next((value for name, value in scope_headers if name == b"authorization"), None)
+    x_api_key = next((value for name, value in scope_headers if name == b"x-api-key"), None)
+    key = services.keys.authenticate(authorization, x_api_key)
+    if key is None:
+        raise errors.invalid_api_key(exchange.credential())
+    client = exchange.scope.get("client")
+    if key.allowed_networks is not None and not key.may_come_from(client[0] if client else ""):
+        raise ApiError(401, "Your IP address is not allowed to use this key.", code="ip_not_authorized")
+    return key
+
+
+async def answer(services: Services, exchange: Exchange, parse: Callable[[bytes], Ask]) -> None:
+    """Serve one inference request. Raises ApiError while nothing was sent, ClientGone when nobody is there any more."""
+    key = authenticate(services, exchange)
+    body = await exchange.body(services.limits.body_bytes, services.limits.body_timeout_s)
+    ask = parse(body)
+    if ask.ignored:
+        named = ",".join(quote(name[:80], safe="[]._-") for name in ask.ignored)
+        exchange.extra.append((b"x-ignored-parameters", named.encode("ascii")))
+    model = services.catalogue.find(ask.request.model)
+    if model is None or model.price is None or not key.may_use(model.name):
+        raise errors.model_not_found(ask.request.model)
+    now = round(services.clock() * 1e6)
+    refused = key.limits.admit(now)
+    allowance = key.limits.allowance(now)
+    if allowance is not None:
+        exchange.extra += limits.headers(allowance)
+    if refused is not None:
+        raise limits.refusal(refused)
+    try:
+        admitted = await _admit(services, exchange, ask, model, key)
+    except BaseException:
+        key.limits.release()
+        raise
+    admitted.on_end(key.limits.release)
+    price = model.price
+    exchange.extra.append((b"x-price-version", price.id.encode("ascii")))
+    admitted.start()
+    if isinstance(admitted.sink, StreamSink):
+        await respond_stream(exchange, admitted, services.limits.slow_client_s, services.limits.keep_alive_s)
+    else:
+        created, tokenizer = admitted.created, model.tokenizer
+        await respond_body(
+            exchange,
+            admitted,
+            lambda sink, usage: orjson.dumps(ask.body(exchange.request_id, created, sink.choices, usage, tokenizer)),
+        )
+
+
+async def _admit(services: Services, exchange: Exchange, ask: Ask, model: Model, key: KeyState) -> Answer:
+    """Tokenise, take places in the queue, hold money. Raises ApiError, ClientGone; then nothing is taken."""
+    if not model.client.connected:
+        raise errors.unavailable(f"The engine that serves '{model.name}' is starting. Please retry shortly.")
+    check_vocabulary(ask.request, model.tokenizer.vocab_size)
+    if ask.text_size > services.limits.inline_chars:
+        loop = asyncio.get_running_loop()
+        prompts = await loop.run_in_executor(services.threads, ask.encode, model.tokenizer)
+    else:
+        prompts = ask.encode(model.tokenizer)
+    max_context = model.max_context
+    params = [ask.params(len(prompt), max_context) for prompt in prompts]
+    n = ask.request.n or 1
+    now = round(services.clock() * 1e6)
+    try:
+        ticket = model.capacity.enter(now, n * len(prompts))
+    except OverloadedError as error:
+        raise errors.overloaded(
+            f"The queue of '{model.name}' is full: {error.waiting} requests wait. Please retry later.",
+            error.retry_after_s,
+        ) from error
+    try:
+        charges = await _hold(services, exchange, ask, model, key, prompts, params)
+    except BaseException:
+        model.capacity.leave(ticket, now, served=False)
+        raise
+    meters = services.model_meters(model.name)
+    created = int(time.time())
+    sink = _sink(services, exchange, ask, model, n * len(prompts), created)
+    runs = [
+        Run(
+            model.client,
+            charge,
+            GenerateRequest(
+                request_id=charge.request_id, prompt_ids=prompt, params=asked, n=n, priority=0, salt=key.account_id
+            ),
+            sink,
+            index * n,
+            meters,
+            services.clock,
+            exchange.began,
+        )
+        for index, (charge, prompt, asked) in enumerate(zip(charges, prompts, params, strict=True))
+    ]
+    admitted = Answer(runs, sink, created, services.limits.request_timeout_s)
+    services.answers.add(admitted)
+    meters.in_flight.inc()
+
+    def ended() -> None:
+        services.answers.discard(admitted)
+        meters.in_flight.dec()
+        meters.duration(services.clock() - exchange.began)
+        model.capacity.leave(ticket, round(services.clock() * 1e6), served=admitted.error is None)
+
+    admitted.on_end(ended)
+    return admitted
+
+
+async def _hold(
+    services: Services,
+    exchange: Exchange,
+    ask: Ask,
+    model: Model,
+    key: KeyState,
+    prompts: list[list[int]],
+    params: list[SamplingParams],
+) -> list[Charge]:
+    """Hold money for every prompt, or for none. Raises ApiError."""
+    price: PriceVersion | None = model.price
+    assert price is not None
+    charges: list[Charge] = []
+    try:
+        for prompt, asked in zip(prompts, params, strict=True):
+            charges.append(
+                await services.meter.open(
+                    # The first takes the id that the client is told; the others are found through client_call_id.
+                    request_id=exchange.request_id if not charges else services.new_id(),
+                    account_id=key.account_id,
+                    key_id=key.key_id,
+                    model=model.name,
+                    price_id=price.id,
+                    price=price.price,
+                    prompt_tokens=len(prompt),
+                    max_completion=asked.max_tokens,
+                    n=ask.request.n or 1,
+                    client_call_id=exchange.request_id if len(prompts) > 1 else "",
+                )
+            )
+    except BaseException as error:
+        for charge in charges:
+            charge.void("another prompt of the same call was refused")
+        if isinstance(error, InsufficientQuotaError):
+            raise errors.insufficient_quota(services.limits.quota_status) from error
+        if isinstance(error, MeteringUnavailableError):
+            raise errors.unavailable(
+                "The service cannot account for requests at the moment.", error.retry_after_s
+            ) from error
+        raise
+    return charges
+
+
+def _sink(services: Services, exchange: Exchange, ask: Ask, model: Model, choices: int, created: int) -> Sink:
+    openings = ask.openings(model.tokenizer)
+    if not ask.request.stream:
+        return BodySink(choices, openings)
+    tokenizer = model.tokenizer
+    return StreamSink(
+        Outbox(),
+        ask.chunks(exchange.request_id, created),
+        choices,
+        openings,
+        lambda index, delta: ask.logprobs(tokenizer, index, delta),
+        Pace(services.limits.flush_s, services.clock),
+        exchange.request_id,
+    )
+
+
+__all__ = ["ClientGone", "Limits", "Services", "answer", "authenticate"]

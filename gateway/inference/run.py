@@ -1,0 +1,213 @@
+"""One metered engine request: it is driven by a task of the gateway and ended exactly once, whoever hangs up or dies.
+
+The response only watches. When the client leaves, `end` tells the engine to stop and hands the settlement to the meter,
+synchronously, so that no cancellation can lose it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from engine.client import EngineClient
+from engine.generation import EngineError, GenerateRequest, Generation
+from engine.wire import Counters
+from gateway.inference import errors
+from gateway.inference.errors import ApiError
+from gateway.inference.sinks import Sink
+from gateway.metering.charge import Charge, Settlement, SettlementDelayedError, Stop, Timings
+from gateway.metering.journal import JournalUnavailableError
+from gateway.telemetry import ModelMeters
+from marketplace.ledger.rules import Outcome
+
+log = logging.getLogger(__name__)
+
+_ROOM_S = 1.0
+"""How often a request whose client does not read is still looked after."""
+
+
+class Run:
+    """Drives one request for `n` choices, which are the choices `first` … `first + n - 1` of the answer."""
+
+    def __init__(
+        self,
+        engine: EngineClient,
+        charge: Charge,
+        request: GenerateRequest,
+        sink: Sink,
+        first: int,
+        meters: ModelMeters,
+        clock: Callable[[], float],
+        began: float,
+    ) -> None:
+        """`clock` gives seconds; `began` is when the client's request came in."""
+        self.charge = charge
+        self._engine = engine
+        self._request = request
+        self._sink = sink
+        self._first = first
+        self._meters = meters
+        self._clock = clock
+        self._began = began
+        self._generation: Generation | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._stop: Stop | None = None
+        self._delivered = 0
+        self._first_at: float | None = None
+        self._last_at = began
+
+    @property
+    def durable(self) -> bool:
+        """True once the hold is on disk."""
+        future = self.charge.durable
+        return future.done() and not future.cancelled() and future.exception() is None
+
+    @property
+    def out_of_funds(self) -> bool:
+        """True when the answer was cut because the hold could not be extended."""
+        return self._stop is Stop.INSUFFICIENT_QUOTA
+
+    async def drive(self) -> Settlement:
+        """Generate, write to the sink, settle. Raises ApiError when it failed; then it is settled, too."""
+        try:
+            generation = self._generation = self._engine.generate(self._request)
+        except EngineError as error:
+            self.charge.void(error.code)
+            raise translate(error) from error
+        generation.ended.add_done_callback(self._wake)
+        try:
+            await self._read(generation)
+            counters = await generation.final()
+        except EngineError as error:
+            self._refuse_or_fail(error, generation.counters)
+            raise translate(error) from error
+        except JournalUnavailableError as error:  # the hold was never written: nothing is owed, nothing may run
+            generation.abort()
+            raise errors.unavailable("The service cannot account for requests at the moment.") from error
+        if self._stop is Stop.UNAVAILABLE:
+            self._settle("server_fault", counters)
+            raise errors.unavailable("The service cannot account for requests at the moment.")
+        try:
+            settlement = await self._settle("out_of_funds" if self.out_of_funds else "finished", counters)
+        except (SettlementDelayedError, JournalUnavailableError) as error:
+            raise errors.unavailable("The request could not be accounted for; it is not charged.") from error
+        assert settlement is not None, "a charge that was not voided has a settlement"
+        self._sink.release(self._first)
+        return settlement
+
+    async def _read(self, generation: Generation) -> None:
+        sink, charge = self._sink, self.charge
+        while True:
+            deltas = await generation.next()
+            if not deltas:
+                return
+            if not charge.durable.done():
+                await asyncio.shield(charge.durable)
+            elif self._first_at is None:
+                charge.durable.result()
+            self._observe(sum(len(delta.token_ids) for delta in deltas))
+            if self._stop is None and any(delta.finish_reason == "abort" for delta in deltas):
+                raise EngineError("draining", "the engine ended the request")
+            sink.write(self._first, deltas)
+            self._check(generation)
+            while sink.full:
+                await sink.room(_ROOM_S)
+                self._check(generation)
+            if not generation.finished:
+                await self._pause(sink.pause_s())
+
+    def _check(self, generation: Generation) -> None:
+        if self._stop is None:
+            self._stop = self.charge.progress(generation.counters)
+            if self._stop is not None:
+                generation.abort()
+
+    def _observe(self, tokens: int) -> None:
+        now = self._clock()
+        if self._first_at is None:
+            self._first_at = now
+            self._meters.first_token(now - self._began)
+        elif tokens:
+            self._meters.tokens_apart((now - self._last_at) / tokens)
+        self._last_at = now
+        self._delivered += tokens
+
+    async def _pause(self, seconds: float) -> None:
+        """Let tokens gather, but not longer than the generation lasts."""
+        if seconds <= 0:
+            return
+        loop = asyncio.get_running_loop()
+        self._waiter = loop.create_future()
+        timer = loop.call_later(seconds, self._wake)
+        try:
+            await self._waiter
+        finally:
+            timer.cancel()
+            self._waiter = None
+
+    def _wake(self, _: object = None) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def end(self, outcome: Outcome) -> None:
+        """End the request now, whatever it is doing; changes nothing when it has ended."""
+        if self.charge.ended:
+            return
+        generation = self._generation
+        if generation is None:
+            self.charge.void(outcome)
+            return
+        generation.abort()
+        task = self.charge.settle_when(outcome, generation.final(), engine_epoch=self._epoch, timings=self._timings())
+        task.add_done_callback(lambda _: self._count())
+
+    def _refuse_or_fail(self, error: EngineError, counters: Counters) -> None:
+        if error.code in ("queue_full", "too_long", "invalid"):
+            self._settle("refused", counters)
+        else:
+            log.warning("request %s: %s: %s", self._request.request_id, error.code, error.message)
+            self._settle("engine_error", counters)
+
+    def _settle(self, outcome: Outcome, counters: Counters) -> asyncio.Future[Settlement | None]:
+        future = self.charge.settle(outcome, counters, engine_epoch=self._epoch, timings=self._timings())
+        future.add_done_callback(self._settled)
+        return future
+
+    def _settled(self, done: asyncio.Future[Settlement | None]) -> None:
+        if not done.cancelled() and done.exception() is None and (settlement := done.result()) is not None:
+            self._meters.settled(settlement)
+
+    def _count(self) -> None:
+        if self.charge.end is not None:
+            self.charge.end.add_done_callback(self._settled)
+
+    @property
+    def _epoch(self) -> str:
+        welcome = self._engine.welcome
+        return "" if welcome is None else welcome.epoch
+
+    def _timings(self) -> Timings:
+        now = self._clock()
+        first = self._first_at
+        return Timings(
+            delivered=self._delivered,
+            ttft_us=0 if first is None else round((first - self._began) * 1e6),
+            duration_us=round((now - self._began) * 1e6),
+        )
+
+
+def translate(error: EngineError) -> ApiError:
+    """An engine's refusal or failure as clients see it."""
+    match error.code:
+        case "queue_full":
+            return errors.overloaded("The model's queue is full. Please retry later.")
+        case "too_long":
+            return ApiError(400, error.message, code="context_length_exceeded", param="messages")
+        case "invalid":
+            return errors.invalid(None, f"The engine does not accept the request: {error.message}")
+        case "engine_error":
+            return errors.internal("The engine failed on this request. It is not charged.")
+        case "draining" | "engine_down":
+            return errors.unavailable("The engine that serves this model is restarting. Please retry shortly.")
+    return errors.internal()

@@ -1,0 +1,176 @@
+"""Where a request's text goes: into an event stream, or into one body."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from engine.answer import Delta
+from gateway.inference import sse
+from gateway.inference.errors import ApiError
+from gateway.inference.outbox import Outbox
+from gateway.inference.sse import DONE, Chunks, Pace, StopReason
+
+Logprobs = Callable[[int, Delta], dict[str, Any] | None]
+"""Renders the log-probabilities of a delta of choice `index`."""
+
+
+class Sink(Protocol):
+    """Takes what a request's actor reads from the engine."""
+
+    def write(self, first: int, deltas: list[Delta]) -> None:
+        """New text of the choices from index `first` on; aborted ends arrive as "length"."""
+
+    def release(self, first: int) -> None:
+        """The choices from `first` on are settled: their ends may be told."""
+
+    def finish(self, usage: dict[str, Any]) -> None:
+        """All choices are settled."""
+
+    def fail(self, error: ApiError | None) -> None:
+        """There is no more to come, and why; None when nobody is there to be told."""
+
+    @property
+    def full(self) -> bool:
+        """True while the reader is too far behind."""
+
+    async def room(self, timeout_s: float) -> None:
+        """Wait until it is not, at most timeout_s."""
+
+    def pause_s(self) -> float:
+        """How long to wait before the next write is worth it."""
+
+
+class StreamSink:
+    """Renders events into an outbox. The last end of each engine request waits for its settlement."""
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        chunks: Chunks,
+        choices: int,
+        openings: dict[int, str],
+        logprobs: Logprobs,
+        pace: Pace,
+        request_id: str,
+    ) -> None:
+        """`openings` is text that a choice begins with (an echoed prompt)."""
+        self.outbox = outbox
+        self._chunks = chunks
+        self._choices = choices
+        self._openings = openings
+        self._logprobs = logprobs
+        self._pace = pace
+        self._request_id = request_id
+        self._opened = False
+        self._held: dict[int, list[bytes]] = {}
+
+    def write(self, first: int, deltas: list[Delta]) -> None:
+        """Put the text at once. Ends are held: who sees one may rely on the settlement."""
+        parts: list[bytes] = []
+        if not self._opened:
+            self._opened = True
+            for index in range(self._choices):
+                parts.append(self._chunks.first(index))
+                if opening := self._openings.get(index):
+                    parts.append(self._chunks.text(index, opening, None))
+        for delta in deltas:
+            index = first + delta.index
+            if delta.text or delta.logprobs:
+                parts.append(self._chunks.text(index, delta.text, self._logprobs(index, delta)))
+            if delta.finish_reason is not None:
+                self._held.setdefault(first, []).append(self._end(index, delta))
+        self.outbox.put(b"".join(parts))
+        self._pace.wrote()
+
+    def _end(self, index: int, delta: Delta) -> bytes:
+        return self._chunks.finish(index, _reason(delta), delta.stop_reason)
+
+    def release(self, first: int) -> None:
+        """Put the ends that were held for the settlement."""
+        self.outbox.put(b"".join(self._held.pop(first, ())))
+
+    def finish(self, usage: dict[str, Any]) -> None:
+        """Put the usage chunk and the end of the stream."""
+        self.outbox.put(self._chunks.usage(usage) + DONE)
+        self.outbox.close()
+
+    def fail(self, error: ApiError | None) -> None:
+        """Put an error event, unless nothing was put before: then the response is an ordinary error."""
+        if self._opened and error is not None:
+            self.outbox.put(sse.failure(error, self._request_id))
+        self.outbox.close()
+
+    @property
+    def full(self) -> bool:
+        """True while the client does not keep up."""
+        return self.outbox.full
+
+    async def room(self, timeout_s: float) -> None:
+        """Wait for the client."""
+        await self.outbox.room(timeout_s)
+
+    def pause_s(self) -> float:
+        """Time to the next slot."""
+        return self._pace.delay()
+
+
+class Collected:
+    """One choice of a body, as far as it has come."""
+
+    __slots__ = ("deltas", "finish_reason", "stop_reason", "text")
+
+    def __init__(self, opening: str) -> None:
+        self.text = opening
+        self.deltas: list[Delta] = []
+        """Those with log-probabilities."""
+        self.finish_reason = "length"
+        self.stop_reason: StopReason = None
+
+
+class BodySink:
+    """Collects whole choices."""
+
+    PAUSE_S = 0.25
+    """Between looks at an answer that nobody reads yet: often enough to extend its hold."""
+
+    def __init__(self, choices: int, openings: dict[int, str]) -> None:
+        self.choices = [Collected(openings.get(index, "")) for index in range(choices)]
+        self.usage: dict[str, Any] | None = None
+
+    def write(self, first: int, deltas: list[Delta]) -> None:
+        """Append."""
+        for delta in deltas:
+            choice = self.choices[first + delta.index]
+            choice.text += delta.text
+            if delta.logprobs is not None:
+                choice.deltas.append(delta)
+            if delta.finish_reason is not None:
+                choice.finish_reason = _reason(delta)
+                choice.stop_reason = delta.stop_reason
+
+    def release(self, first: int) -> None:
+        """Nothing was held: nothing is told before the end."""
+
+    def finish(self, usage: dict[str, Any]) -> None:
+        """Keep the usage."""
+        self.usage = usage
+
+    def fail(self, error: ApiError | None) -> None:
+        """The response raises the error itself."""
+
+    @property
+    def full(self) -> bool:
+        """Bounded by the length of the answer."""
+        return False
+
+    async def room(self, timeout_s: float) -> None:
+        """There always is."""
+
+    def pause_s(self) -> float:
+        """A look four times a second."""
+        return self.PAUSE_S
+
+
+def _reason(delta: Delta) -> str:
+    return "length" if delta.finish_reason in ("length", "abort") else str(delta.finish_reason)

@@ -1,0 +1,81 @@
+"""Settings of one gateway process: from the command line, from HEADRACE_* variables, from defaults, in this order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from engine.config import EngineConfig
+
+
+class Prices(msgspec.Struct, frozen=True, kw_only=True):
+    """Nano-units of the server currency per 1,000,000 tokens."""
+
+    prompt: int = 20_000_000
+    cached: int = 10_000_000
+    completion: int = 60_000_000
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that `headrace serve` can be told. A field's docstring is its help text."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = 8000
+    """Port to listen on; 0 takes a free one."""
+    data: Path = Path("data")
+    """Folder for everything that must survive: database, journal, secret key, logs."""
+    database_url: str = ""
+    """SQLAlchemy address of the ledger; empty is SQLite in the data folder, PostgreSQL is postgresql+psycopg://…"""
+    price_prompt: str = ""
+    """Price of 1,000,000 prompt tokens as a decimal number; sets a new price version when it differs. Default 0.02."""
+    price_cached: str = ""
+    """Price of 1,000,000 prompt tokens found in the prefix cache. Default 0.01."""
+    price_completion: str = ""
+    """Price of 1,000,000 generated tokens. Default 0.06."""
+    first_balance: str = "10"
+    """Balance given to the first account, in units of the currency."""
+    admin_email: str = "admin@headrace.local"
+    """E-mail address of the first admin, who is created at the first start."""
+    quota_status: int = 429
+    """HTTP status of an answer that the balance does not cover: 429 or 402."""
+    drain_s: float = 30.0
+    """On SIGTERM, seconds for running requests to finish."""
+    slow_client_s: float = 60.0
+    """Seconds after which a client that does not read its stream is cut off."""
+    request_timeout_s: float = 600.0
+    """Seconds after which a request is ended at our cost."""
+    flush_ms: float = 50.0
+    """Least time between two writes to one stream; the first is written at once."""
+    backlog: int = 2048
+    """Connections that may wait to be accepted."""
+    engine_command: str = ""
+    """Command that runs the engine process instead of the built-in one."""
+    log_level: str = "warning"
+    """Least severity that is logged: debug, info, warning or error."""
+    engine: EngineConfig = EngineConfig()
+    """Settings of the engine process."""
+
+    @property
+    def database(self) -> str:
+        """SQLAlchemy address of the ledger."""
+        return self.database_url or default_database(self.data)
+
+
+def default_database(data: Path) -> str:
+    """The ledger's address when none is given: a SQLite file in the data folder."""
+    return f"sqlite:///{(data / 'headrace.db').absolute()}"
+
+
+class Paths:
+    """Files in the data folder."""
+
+    def __init__(self, data: Path) -> None:
+        self.data = data
+        self.lock = data / "lock"
+        self.secret = data / "secret.key"
+        self.first_run = data / "first-run.json"
+        self.journal = data / "journal.sqlite"
+        self.engine_log = data / "engine.log"
+        self.engine_socket = data / "engine.sock"
