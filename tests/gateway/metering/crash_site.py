@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import sqlalchemy.exc  # noqa: F401 - everything is imported before the fork
+import sqlalchemy.exc
 import sqlalchemy.pool  # noqa: F401
 
 from engine.wire import Counters, UsageReply

@@ -20,7 +20,10 @@ from marketplace.store.db import Database
 COUNTED = Counters(20, 4, 30, True)
 
 
-def hold(counters: Tokens = Tokens()) -> OpenHold:
+NOTHING = Tokens()
+
+
+def hold(counters: Tokens = NOTHING) -> OpenHold:
     return OpenHold("r", "a", "k", "tiny", "p", 100, 100, 1_000, 2_000, counters)
 
 

@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import update
+from sqlalchemy.exc import OperationalError
+
+from gateway.admission.keymap import FRESH_S, KeyMap
+from marketplace.keys import service
+from marketplace.keys.tables import api_key
+from marketplace.store import epochs
+
+PEPPER = bytes(range(32))
+
+
+class Ring:
+    """Keys in the ledger's database, and a map over them."""
+
+    def __init__(self, bank: Any, clocks: Any) -> None:
+        self.database = bank.database
+        self.clocks = clocks
+        bank.customer("payer", 10**9)
+        self.seconds = 100.0
+        self.map = KeyMap(self.database, PEPPER, clocks.wall, monotonic=lambda: self.seconds)
+
+    def make(self, **changes: Any) -> tuple[str, str]:
+        """A new key: its id and its secret."""
+        asked: dict[str, Any] = {"kind": "user", "owner_id": "u", "account_id": "payer", "name": "mine"}
+        with self.database.write() as unit:
+            row, secret = service.create(
+                unit, **(asked | changes), pepper=PEPPER, now=self.clocks.wall(), random=os.urandom
+            )
+        return row.id, secret.text
+
+    def change(self, key_id: str, **values: Any) -> None:
+        with self.database.write() as unit:
+            unit.execute(update(api_key).where(api_key.c.id == key_id).values(**values))
+            epochs.bump(unit, epochs.KEYS)
+
+    def revoke(self, key_id: str) -> None:
+        with self.database.write() as unit:
+            service.revoke(unit, key_id, now=self.clocks.wall())
+
+    def caller(self, secret: str) -> Any:
+        return self.map.authenticate(f"Bearer {secret}".encode(), None)
+
+
+@pytest.fixture
+def ring(bank: Any, clocks: Any) -> Ring:
+    return Ring(bank, clocks)
+
+
+def test_a_key_is_known_by_either_header(ring: Ring) -> None:
+    key_id, secret = ring.make(name="mine")
+    assert ring.caller(secret) is None, "not loaded yet"
+    assert ring.map.load()
+    state = ring.caller(secret)
+    assert (state.key_id, state.account_id, state.name, state.kind) == (key_id, "payer", "mine", "user")
+    assert secret.startswith(state.prefix)
+    assert ring.map.authenticate(None, secret.encode()) is state
+    assert ring.map.authenticate(b"bearer  " + secret.encode() + b" ", None) is state
+    assert ring.map.authenticate(f"Bearer {secret}".encode(), b"something else") is state
+    assert len(ring.map) == 1
+
+
+@pytest.mark.parametrize(
+    "authorization",
+    [
+        None,
+        b"",
+        b"Bearer",
+        b"Bearer ",
+        b"Basic dXNlcjpwYXNz",
+        b"Bearer wrong",
+        b"\xff\xfe",
+        b"Bearer " + b"x" * 100_000,
+    ],
+)
+def test_anything_else_is_nobody(ring: Ring, authorization: bytes | None) -> None:
+    ring.make()
+    ring.map.load()
+    assert ring.map.authenticate(authorization, None) is None
+
+
+def test_a_secret_with_one_character_changed_or_cut_is_nobody(ring: Ring) -> None:
+    _, secret = ring.make()
+    ring.map.load()
+    assert ring.caller(secret) is not None
+    assert ring.caller(secret[:-1]) is None
+    assert ring.caller(secret + "x") is None
+    assert ring.caller(secret.swapcase()) is None
+
+
+def test_another_pepper_knows_nobody(ring: Ring) -> None:
+    _, secret = ring.make()
+    other = KeyMap(ring.database, bytes(32), ring.clocks.wall)
+    other.load()
+    assert other.authenticate(f"Bearer {secret}".encode(), None) is None
+
+
+def test_a_missing_and_a_wrong_key_cost_the_same_work(ring: Ring, monkeypatch: pytest.MonkeyPatch) -> None:
+    import hmac
+
+    ring.make()
+    ring.map.load()
+    hashed: list[int] = []
+    real = hmac.digest
+
+    def counting(key: bytes, message: bytes, name: str) -> bytes:
+        hashed.append(len(message))
+        return real(key, message, name)
+
+    monkeypatch.setattr(hmac, "digest", counting)
+    for header in (None, b"Basic x", b"Bearer hr_u_wrong", b"Bearer " + b"y" * 10_000):
+        assert ring.map.authenticate(header, None) is None
+    assert len(hashed) == 4
+    assert max(hashed) < 100
+
+
+def test_revoked_expired_and_payless_keys_are_nobody(ring: Ring) -> None:
+    revoked, secret = ring.make()
+    _, expiring = ring.make(expires_at=ring.clocks.wall_us + 1_000_000)
+    _, node = ring.make(kind="node", account_id=None)
+    ring.map.load()
+    assert ring.caller(secret) is not None
+    assert ring.caller(expiring) is not None
+    assert ring.caller(node) is None
+    ring.revoke(revoked)
+    assert ring.map.load()
+    assert ring.caller(secret) is None
+    ring.clocks.pass_us(1_000_000)
+    assert ring.caller(expiring) is None
+
+
+def test_nothing_is_rebuilt_while_no_key_changes(ring: Ring) -> None:
+    _, secret = ring.make()
+    assert ring.map.load()
+    state = ring.caller(secret)
+    assert not ring.map.load()
+    assert ring.caller(secret) is state
+
+
+def test_limits_in_use_survive_a_rebuild_and_take_new_values(ring: Ring) -> None:
+    key_id, secret = ring.make()
+    ring.map.load()
+    before = ring.caller(secret)
+    assert before.limits.admit(0) is None
+    ring.change(key_id, max_concurrency=1, requests_per_minute=5)
+    ring.make(name="another")
+    ring.map.load()
+    after = ring.caller(secret)
+    assert after is not before
+    assert after.limits is before.limits
+    assert after.limits.running == 1
+    assert after.limits.admit(0).kind == "concurrency"
+    before.limits.release()
+    assert after.limits.running == 0
+
+
+def test_scopes_of_models_and_addresses(ring: Ring) -> None:
+    key_id, secret = ring.make(allowed_models=["tiny", "small"])
+    ring.map.load()
+    state = ring.caller(secret)
+    assert state.may_use("tiny")
+    assert not state.may_use("large")
+    assert state.may_come_from("203.0.113.9")
+    ring.change(key_id, allowed_models=None, allowed_addresses='["10.0.0.0/8", "2001:db8::/32"]')
+    ring.map.load()
+    state = ring.caller(secret)
+    assert state.may_use("large")
+    assert state.may_come_from("10.20.30.40")
+    assert state.may_come_from("2001:db8::1")
+    assert not state.may_come_from("11.0.0.1")
+    assert not state.may_come_from("not an address")
+
+
+def wait_for(condition: Callable[[], bool], seconds: float) -> float:
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < seconds
+        time.sleep(0.005)
+    return time.monotonic() - began
+
+
+def test_the_poll_sees_new_and_revoked_keys_within_a_second(ring: Ring) -> None:
+    ring.map.load()
+    ring.map.start()
+    try:
+        key_id, secret = ring.make()
+        assert wait_for(lambda: ring.caller(secret) is not None, 1.0) < 1.0
+        ring.revoke(key_id)
+        assert wait_for(lambda: ring.caller(secret) is None, 1.0) < 1.0
+    finally:
+        ring.map.stop()
+
+
+def test_a_map_that_cannot_be_compared_any_more_is_not_fresh(ring: Ring, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not ring.map.fresh
+    _, secret = ring.make()
+    ring.map.load()
+    assert ring.map.fresh
+    looks: list[int] = []
+
+    def broken() -> None:
+        looks.append(1)
+        raise OperationalError("BEGIN", {}, ConnectionError("gone"))
+
+    monkeypatch.setattr(ring.database, "read", broken)
+    ring.map.start()
+    try:
+        wait_for(lambda: len(looks) >= 2, 5.0)
+    finally:
+        ring.map.stop()
+    ring.seconds += FRESH_S + 0.1
+    assert not ring.map.fresh
+    assert ring.caller(secret) is not None, "known keys still work: readiness decides about traffic"
