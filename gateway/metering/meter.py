@@ -259,6 +259,8 @@ class Meter:
     ) -> None:
         """Behind `Charge.settle`: judge, price and queue the settlement."""
         now = self._clock()
+        if engine_epoch:
+            self._journal.note_engine_epoch(charge.model, engine_epoch)
         left = self._allowance_left(charge.key_id, now)
         try:
             verdict = judge(outcome, tokens, left)

@@ -58,6 +58,8 @@ class Metering:
         self._database = database
         self._clock = clock
         self._sweeper: asyncio.Task[None] | None = None
+        # As the earlier process left them: `note_engine` may overwrite the journal's before recovery compares.
+        self._earlier_epochs = dict(journal.engine_epochs)
         journal.on_commit = self.settler.receive
 
     @classmethod
@@ -101,7 +103,9 @@ class Metering:
         Call it when the engines can be asked, or are known not to come.
         """
         holds = await asyncio.to_thread(self._read_open_holds)
-        ended = await end_open_holds(holds, engines, self.journal, self.purses, self.settler, self._clock)
+        ended = await end_open_holds(
+            holds, engines, self._earlier_epochs, self.journal, self.purses, self.settler, self._clock
+        )
         self.report = msgspec.structs.replace(ended, replayed=self.report.replayed)
         if holds or self.report.replayed:
             log.warning("recovered after a crash: %s", self.report)

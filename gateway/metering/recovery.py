@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -122,6 +122,7 @@ def verdict(hold: OpenHold, usage: Usage | None, epoch: str | None, *, same_proc
 async def end_open_holds(
     holds: Sequence[OpenHold],
     engines: Engines,
+    earlier_epochs: Mapping[str, str],
     journal: Journal,
     purses: Purses,
     settler: Settler,
@@ -129,12 +130,14 @@ async def end_open_holds(
 ) -> RecoveryReport:
     """End every hold, durably and in the ledger. Raises JournalUnavailableError.
 
+    `earlier_epochs` names the engine process that served each model before the crash.
+
     A crash in the middle is harmless: what was written is applied at the next start, the rest is asked for again.
     """
     settled = voided = unbilled = 0
     for begin in range(0, len(holds), CHUNK):
         chunk = holds[begin : begin + CHUNK]
-        records = await _verdicts(chunk, engines, journal, clock)
+        records = await _verdicts(chunk, engines, earlier_epochs, clock)
         failpoints.hit("recovery.before_append")
         written: list[Awaitable[None]] = []
         for hold, record in zip(chunk, records, strict=True):
@@ -155,7 +158,7 @@ async def end_open_holds(
 
 
 async def _verdicts(
-    holds: Sequence[OpenHold], engines: Engines, journal: Journal, clock: Callable[[], int]
+    holds: Sequence[OpenHold], engines: Engines, earlier_epochs: Mapping[str, str], clock: Callable[[], int]
 ) -> list[JournalRecord]:
     by_model: dict[str, list[OpenHold]] = {}
     for hold in holds:
@@ -166,7 +169,7 @@ async def _verdicts(
     records: list[JournalRecord] = []
     for hold in holds:
         usage, epoch = found[hold.request_id]
-        same = epoch is not None and epoch == journal.engine_epochs.get(hold.model)
+        same = epoch is not None and epoch == earlier_epochs.get(hold.model)
         records.append(verdict(hold, usage, epoch, same_process=same, now=clock()))
     return records
 

@@ -236,7 +236,7 @@ def test_a_failed_write_fails_everything_behind_it_and_nothing_else(tmp_path: Pa
 
 
 def test_rows_whose_commit_was_ambiguous_are_gone_before_it_works_again(tmp_path: Path) -> None:
-    """A commit may reach the disk and be reported as failed: the caller was told that it failed, so it must not stay."""
+    """A commit may reach the disk and be reported as failed: the caller was told it failed, so it must not stay."""
     path = tmp_path / "journal.sqlite"
 
     async def work(journal: Journal) -> None:

@@ -152,6 +152,7 @@ def crash_and_recover(
         )
         assert metering.trouble is not None
         assert "starting" in metering.trouble
+        metering.note_engine("tiny", engine.epoch)  # the new engine may be there before recovery begins
         await metering.recover(engine)
         assert metering.trouble is None
         assert await metering.close()
