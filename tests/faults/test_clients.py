@@ -107,19 +107,13 @@ def test_a_thousand_abandoned_streams(scripted_house: Callable[..., House]) -> N
     with serving(house) as served:
         replies = served.run(abandon(served, 1000, at_once=50, most=3, tokens=1000))
         snapshot = asyncio.run(engine_snapshot(house))
-        answered = served.run(one(served, 3))
     assert (snapshot.running, snapshot.waiting) == (0, 0)
-    assert answered[0].ok
     assert len(replies) == 1000
     check_abandoned(replies, served, 1000)
     for reply in replies:
         record = served.books.records.get(reply.headers["x-request-id"])
         # a flush of 50 ms holds 10 tokens; more than that and the allowance was made without being delivered
         assert record is None or record.counts[2] <= 11 * len(reply.contents) + OVERRUN
-
-
-async def one(served: Served, tokens: int) -> list[Reply]:
-    return [await chat(served.endpoint, served.chat(tokens))]
 
 
 @pytest.mark.slow
