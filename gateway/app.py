@@ -8,7 +8,7 @@ import logging
 import os
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -57,20 +57,23 @@ def monotonic_us() -> int:
 class Gateway:
     """One running gateway: `start`, serve `app`, `stop`. Belongs to one event loop."""
 
-    def __init__(self, settings: Settings, prepared: Prepared, model: str, source: ModelSource) -> None:
-        """`model` is the name that clients use, `source` where its files are."""
+    def __init__(
+        self,
+        settings: Settings,
+        prepared: Prepared,
+        model: str,
+        source: ModelSource,
+        *,
+        replica: Callable[[Tokenizer], Replica] | None = None,
+    ) -> None:
+        """`model` is the name that clients use, `source` where its files are. `replica` makes another engine's
+        supervisor than the settings describe. Raises WeightsError when the tokenizer cannot be read.
+        """
         paths = Paths(settings.data)
         self.settings = settings
         self.telemetry = Telemetry()
         self.tokenizer = Tokenizer.load(source)
-        self.replica = Replica(
-            msgspec.structs.replace(settings.engine, model=str(source.path), served_name=model),
-            socket_path=paths.engine_socket,
-            log_path=paths.engine_log,
-            tokenizer=self.tokenizer,
-            command=shlex.split(settings.engine_command) or ENGINE_COMMAND,
-            drain_s=settings.drain_s,
-        )
+        self.replica = replica(self.tokenizer) if replica is not None else self._make_replica(paths, model, source)
         engine = settings.engine
         capacity = Capacity(model, engine.max_running, engine.max_queued)
         self.catalogue = Catalogue([Model(model, self.replica, self.tokenizer, capacity)])
@@ -196,6 +199,17 @@ class Gateway:
         methods = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT")
         unknown = Endpoint("unknown", dict.fromkeys(methods, not_found), self.telemetry, services.new_id)
         return Router(routes, redirect_slashes=False, default=unknown)
+
+    def _make_replica(self, paths: Paths, model: str, source: ModelSource) -> Replica:
+        settings = self.settings
+        return Replica(
+            msgspec.structs.replace(settings.engine, model=str(source.path), served_name=model),
+            socket_path=paths.engine_socket,
+            log_path=paths.engine_log,
+            tokenizer=self.tokenizer,
+            command=shlex.split(settings.engine_command) or ENGINE_COMMAND,
+            drain_s=settings.drain_s,
+        )
 
     def _engine_changed(self, replica: Replica) -> None:
         welcome = replica.client.welcome

@@ -1,0 +1,303 @@
+"""A whole gateway on a real socket, with a scripted engine behind it and a small byte-level tokenizer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import openai
+import pytest
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+
+from engine.config import EngineConfig
+from engine.script import Script
+from engine.scripted import ScriptedEngine
+from engine.tokenizer import Tokenizer
+from engine.weights.sources import ModelSource
+from gateway.app import Gateway, wall_us
+from gateway.bootstrap import Prepared, prepare
+from gateway.fleet.replicas import Replica, State
+from gateway.server import FrontServer, bind, make_server
+from gateway.settings import Settings
+from marketplace.ledger.audit import audit
+from marketplace.store.db import Database
+
+MODEL = "tiny"
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'forbidden' %}{{ raise_exception('no') }}{% endif %}"
+    "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+T = TypeVar("T")
+
+
+def make_tokenizer_folder(folder: Path) -> ModelSource:
+    """A tokenizer with one token per byte and two special tokens, in a model folder."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Backend(models.BPE(vocab={character: index for index, character in enumerate(alphabet)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken("<|im_start|>", special=True), AddedToken("<|im_end|>", special=True)])
+    folder.mkdir(parents=True, exist_ok=True)
+    backend.save(str(folder / "tokenizer.json"))
+    settings = {"chat_template": TEMPLATE, "eos_token": "<|im_end|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "config.json").write_text(json.dumps({"eos_token_id": 257, "vocab_size": 258}))
+    return ModelSource(folder, "safetensors", MODEL)
+
+
+EOS = 257
+
+
+class StandIn(Replica):
+    """A replica whose engine runs elsewhere in the test."""
+
+    def launch(self) -> None:
+        self._become(State.STARTING)
+
+    async def ready(self) -> None:
+        await self.client.connect()
+        self._become(State.READY)
+
+    async def stop(self, drain_s: float | None = None) -> None:
+        await self.client.close()
+        self._become(State.STOPPED)
+
+    def lost(self) -> None:
+        """The supervisor noticed that the engine has gone."""
+        self._become(State.DOWN)
+
+
+class House:
+    """One gateway in a thread of its own."""
+
+    def __init__(self, settings: Settings, prepared: Prepared, source: ModelSource, script: Script) -> None:
+        assert prepared.first is not None
+        self.settings = settings
+        self.first = prepared.first
+        self.key = prepared.first.api_key
+        self.database_url = settings.database
+        self.source = source
+        self.engine: ScriptedEngine
+        self.gateway: Gateway
+        self.server: FrontServer
+        self.replica: StandIn
+        self._prepared = prepared
+        self._script = script
+        self._folder = Path(tempfile.mkdtemp(prefix="hr-"))
+        self._listener = bind("127.0.0.1", 0)
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
+        self.port: int = self._listener.getsockname()[1]
+        self._loop: asyncio.AbstractEventLoop
+        self._up = threading.Event()
+        self._failure: BaseException | None = None
+        self._clients: list[openai.OpenAI] = []
+        self._thread = threading.Thread(target=self._run, name="house", daemon=True)
+        self._thread.start()
+        assert self._up.wait(20), "the gateway did not start"
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._main())
+        except BaseException as error:  # handed to the thread that waits
+            self._failure = error
+        finally:
+            self._up.set()
+
+    async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        path = self._folder / "engine.sock"
+        self.engine = ScriptedEngine(path, self._script)
+        await self.engine.start()
+
+        def replica(tokenizer: Tokenizer) -> Replica:
+            config = EngineConfig()
+            self.replica = StandIn(config, socket_path=path, log_path=self._folder / "log", tokenizer=tokenizer)
+            return self.replica
+
+        self.gateway = Gateway(self.settings, self._prepared, MODEL, self.source, replica=replica)
+        try:
+            await self.gateway.start()
+            self.server = make_server(self.gateway.app(), backlog=100, drain_s=2)
+            self.server.on_listening = self._up.set
+            await self.server.serve(sockets=[self._listener])
+        finally:
+            await self.gateway.stop()
+            await self.engine.stop()
+
+    def do(self, function: Callable[[], T]) -> T:
+        """Run a function on the gateway's loop."""
+        done: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(function())
+            except BaseException as error:
+                done.set_exception(error)
+
+        self._loop.call_soon_threadsafe(run)
+        return done.result(10)
+
+    def limits(self, **values: Any) -> None:
+        """Change limits of the running gateway."""
+        services = self.gateway.services
+        self.do(lambda: setattr(services, "limits", msgspec.structs.replace(services.limits, **values)))
+
+    def script(self, **values: Any) -> None:
+        """Change what the engine does with new requests."""
+        core = self.engine.core
+        self.do(lambda: setattr(core, "script", msgspec.structs.replace(core.script, **values)))
+
+    def client(self, **options: Any) -> openai.OpenAI:
+        """The official client."""
+        options = {"api_key": self.key, "max_retries": 0, "timeout": 20.0, **options}
+        made = openai.OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", **options)
+        self._clients.append(made)
+        return made
+
+    def connect(self, receive_buffer: int = 0) -> socket.socket:
+        """A raw connection."""
+        raw = socket.socket()
+        if receive_buffer:
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        raw.settimeout(20)
+        raw.connect(("127.0.0.1", self.port))
+        return raw
+
+    def head(self, method: str = "POST", path: str = "/v1/chat/completions", length: int | None = None) -> bytes:
+        """A request head with the key."""
+        lines = [f"{method} {path} HTTP/1.1", "host: x", f"authorization: Bearer {self.key}"]
+        if length is not None:
+            lines.append(f"content-length: {length}")
+        return "\r\n".join(lines).encode() + b"\r\n\r\n"
+
+    def request(self, body: Any, path: str = "/v1/chat/completions", method: str = "POST") -> bytes:
+        """A whole request with the key."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return self.head(method, path, len(data)) + data
+
+    def eventually(self, condition: Callable[[], bool], what: str, limit_s: float = 10.0) -> None:
+        """Wait until a condition holds on the gateway's loop."""
+        until = time.monotonic() + limit_s
+        pause = threading.Event()
+        while not self.do(condition):
+            assert time.monotonic() < until, f"it never came to be that {what}"
+            pause.wait(0.005)
+
+    def idle(self) -> None:
+        """Wait until every request has ended, its settlement is in the ledger and the engine has nothing to do."""
+        services, metering, engine = self.gateway.services, self.gateway.metering, self.engine
+        self.eventually(
+            lambda: (
+                not services.answers
+                and not metering.meter.open_charges
+                and metering.journal.next_seq - 1 == metering.settler.applied_seq
+                and not engine.sessions.live
+            ),
+            "everything has ended",
+        )
+
+    def rows(self, sql: str) -> list[tuple[Any, ...]]:
+        """Rows of the ledger."""
+        from sqlalchemy import create_engine, text
+
+        engine = create_engine(self.database_url)
+        try:
+            with engine.connect() as connection:
+                return [tuple(row) for row in connection.execute(text(sql))]
+        finally:
+            engine.dispose()
+
+    def usage(self) -> list[tuple[Any, ...]]:
+        """(outcome, billable, prompt, cached, completion, cost, reason) of every request, in order."""
+        self.idle()
+        return self.rows("SELECT outcome, billable, prompt, cached, completion, cost, reason FROM usage_record ORDER BY at")
+
+    def close(self) -> None:
+        """Stop, and prove that nothing is wrong with the books."""
+        for client in self._clients:
+            client.close()
+        if self._thread.is_alive():
+            self.idle()
+            self.do(lambda: setattr(self.server, "should_exit", True))
+            self._thread.join(20)
+            assert not self._thread.is_alive()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._failure is not None:
+            raise self._failure
+        database = Database(self.database_url)
+        with database.read() as unit:
+            report = audit(unit, now=wall_us())
+        database.close()
+        assert report.clean, "\n".join(report.lines())
+        assert self.rows("SELECT coalesce(sum(held), 0) FROM account") == [(0,)]
+
+
+@pytest.fixture(scope="session")
+def source(tmp_path_factory: pytest.TempPathFactory) -> ModelSource:
+    """The small tokenizer's folder."""
+    return make_tokenizer_folder(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def tokenizer(source: ModelSource) -> Tokenizer:
+    """The small tokenizer."""
+    return Tokenizer.load(source)
+
+
+MakeHouse = Callable[..., House]
+
+
+@pytest.fixture(scope="session")
+def house_maker(tmp_path_factory: pytest.TempPathFactory, source: ModelSource, tokenizer: Tokenizer) -> MakeHouse:
+    """Makes gateways; the caller closes them."""
+    template = tmp_path_factory.mktemp("ledger") / "template.db"
+    migrated = Database(f"sqlite:///{template}")
+    migrated.migrate()
+    migrated.close()
+
+    def make(script: dict[str, Any] | None = None, **settings: Any) -> House:
+        data = tmp_path_factory.mktemp("house")
+        shutil.copyfile(template, data / "headrace.db")
+        chosen = Settings(data=data, **settings)
+        prepared = prepare(chosen, MODEL, "http://127.0.0.1:1", clock=wall_us)
+        reply = tuple(tokenizer.encode("Hello, wörld! "))
+        described: dict[str, Any] = {"model": MODEL, "tokens": 32, "reply": reply, "eos": EOS, "vocab_size": 258}
+        return House(chosen, prepared, source, Script(**{**described, **(script or {})}))
+
+    return make
+
+
+@pytest.fixture
+def make_house(house_maker: MakeHouse) -> Iterator[MakeHouse]:
+    """Makes gateways for one test; all are closed and audited at its end."""
+    made: list[House] = []
+
+    def make(*args: Any, **options: Any) -> House:
+        made.append(house_maker(*args, **options))
+        return made[-1]
+
+    yield make
+    for house in made:
+        house.close()
+
+
+@pytest.fixture(scope="module")
+def shared(house_maker: MakeHouse) -> Iterator[House]:
+    """One gateway for all tests of a file that leave it as they found it; audited at the end."""
+    house = house_maker()
+    yield house
+    house.close()
