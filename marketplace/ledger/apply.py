@@ -147,9 +147,10 @@ def _step(desk: _Desk, record: JournalRecord) -> None:
 
 
 def _open(desk: _Desk, record: Hold) -> None:
-    row = desk.holds.get(record.request_id)
-    if row is not None:
-        if row["opened_by"] != holds.fingerprint(record):
+    row = holds.begin(record, desk.node)
+    known = desk.holds.get(record.request_id)
+    if known is not None:
+        if known["opened_by"] != row["opened_by"]:
             raise Refused("the request id was used before")
         return
     account = desk.accounts.get(record.account_id)
@@ -158,7 +159,7 @@ def _open(desk: _Desk, record: Hold) -> None:
     price = desk.prices.get(record.price_id)
     if price is None or price.model != record.model:
         raise Refused("no such price version of this model")
-    row = holds.begin(record, desk.node, account)
+    holds.set_aside(row, record.amount, account)
     desk.holds[record.request_id] = desk.opened[record.request_id] = row
 
 

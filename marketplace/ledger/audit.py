@@ -33,7 +33,7 @@ CHECKS: dict[str, tuple[str, Check]] = {
     "I6": ("every hold ended once and agrees with its usage record", audit_requests.holds_ended_once),
     "I7": ("what a request cost beyond its hold is flagged", audit_requests.overruns_flagged),
     "I9": ("every cost follows from counters and price version", audit_requests.costs_follow_counters),
-    "I10": ("price versions are as they were made, and requests kept theirs", audit_requests.prices_unaltered),
+    "I10": ("price versions and the terms of holds are as they were made", audit_requests.prices_unaltered),
     "I11": ("the database refuses to change history", audit_history.guards_in_place),
     "I12": ("the hash chain over everything posted is whole", audit_history.chain_whole),
     "I13": ("all accounts sum to zero", audit_books.money_conserved),

@@ -117,19 +117,21 @@ def refunds_within_charge(unit: ReadUnit) -> Checked:
     taken, given = amounts.alias("taken"), amounts.alias("given")
     found = (
         select(
+            ledger_tx.c.refers_to,
             original.c.idempotency_key,
             (-func.coalesce(func.max(taken.c.amount), 0)).label("taken"),
             func.coalesce(func.sum(given.c.amount), 0).label("given"),
         )
         .select_from(ledger_tx)
-        .join(original, original.c.id == ledger_tx.c.refers_to)
+        .join(original, original.c.id == ledger_tx.c.refers_to, isouter=True)
         .join(given, given.c.tx_id == ledger_tx.c.id, isouter=True)
         .join(taken, taken.c.tx_id == original.c.id, isouter=True)
         .where(ledger_tx.c.kind == "refund")
-        .group_by(original.c.id, original.c.idempotency_key)
+        .group_by(ledger_tx.c.refers_to, original.c.idempotency_key)
     )
     for row in unit.select(found):
         checked.count += 1
         if row.given > row.taken:
-            checked.wrong(f"transaction {row.idempotency_key} took {row.taken}, refunds gave back {row.given}")
+            name = row.idempotency_key or f"{row.refers_to}, which is missing,"
+            checked.wrong(f"transaction {name} took {row.taken}, refunds gave back {row.given}")
     return checked

@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, case, func, literal, or_, select
 
 from marketplace.ledger.audit_finding import Checked
+from marketplace.ledger.holds import opening_fingerprint
 from marketplace.ledger.ledger import WRITEOFF, revenue_account
 from marketplace.ledger.meters import PriceVersion, fingerprint
 from marketplace.ledger.money import MoneyError, Price, Tokens
@@ -198,6 +199,10 @@ def prices_unaltered(unit: ReadUnit) -> Checked:
     )
     for row in unit.select(changed):
         checked.wrong(f"request {row.request_id} was held at price {row.price_id} and settled at {row.settled_at}")
+    for row in unit.stream(select(hold)):
+        checked.count += 1
+        if opening_fingerprint(dict(row._mapping)) != row.opened_by:
+            checked.wrong(f"hold {row.request_id} was altered since it was opened")
     foreign = (
         select(hold.c.request_id, hold.c.model, price_version.c.model.label("priced"))
         .join(price_version, price_version.c.id == hold.c.price_id)

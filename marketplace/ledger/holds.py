@@ -11,7 +11,9 @@ rental or a refund may have taken the money. The ledger then sets aside only wha
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from operator import itemgetter
+from typing import Any
 
 import msgspec
 from sqlalchemy import select
@@ -25,6 +27,21 @@ from marketplace.ledger.tables import hold as hold_table
 from marketplace.store.db import ReadUnit
 
 COLUMNS = tuple(column.name for column in hold_table.columns)
+OPENING_COLUMNS = (
+    "request_id",
+    "node",
+    "account_id",
+    "key_id",
+    "model",
+    "price_id",
+    "first_asked",
+    "prompt_tokens",
+    "max_completion",
+    "client_call_id",
+    "opened_at",
+    "deadline",
+)
+_opening = itemgetter(*OPENING_COLUMNS)
 
 
 class Refused(Exception):  # noqa: N818 - not an error of the program: a record that is set aside and shown by the audit
@@ -64,25 +81,30 @@ def fingerprint(record: JournalRecord) -> bytes:
     return hashlib.sha256(msgspec.msgpack.encode(with_seq(record, 0))).digest()[:16]
 
 
-def begin(record: Hold, node: str, account: Account) -> Row:
-    """Return the row of a new hold, its amount set aside. Refused for an impossible amount."""
-    if not 0 <= record.amount <= MAX_AMOUNT - account.held:
-        raise Refused(f"hold of {record.amount} nano-units")
-    return {
+def opening_fingerprint(row: Mapping[str, Any]) -> bytes:
+    """Return the hash of what never changes in a hold: who pays whom at which price, and what was asked for at
+    first."""
+    return hashlib.sha256(msgspec.msgpack.encode(_opening(row))).digest()[:16]
+
+
+def begin(record: Hold, node: str) -> Row:
+    """Return the row of a new hold, nothing set aside yet."""
+    row = {
         "request_id": record.request_id,
         "node": node,
         "account_id": record.account_id,
         "key_id": record.key_id,
         "model": record.model,
         "price_id": record.price_id,
-        "asked": record.amount,
-        "amount": account.hold(record.amount),
+        "first_asked": record.amount,
+        "asked": 0,
+        "amount": 0,
         "prompt_tokens": record.prompt_tokens,
         "max_completion": record.max_completion,
         "client_call_id": record.client_call_id,
         "opened_at": record.at,
         "deadline": record.deadline or record.at + HOLD_LIFETIME_US,
-        "opened_by": fingerprint(record),
+        "opened_by": b"",
         "state": "open",
         "prompt": 0,
         "cached": 0,
@@ -91,16 +113,23 @@ def begin(record: Hold, node: str, account: Account) -> Row:
         "closed_by": None,
         "close_reason": None,
     }
+    row["opened_by"] = opening_fingerprint(row)
+    return row
+
+
+def set_aside(row: Row, amount: int, account: Account) -> None:
+    """Set more aside for an open hold. Refused for an impossible amount."""
+    if not 0 <= amount <= MAX_AMOUNT - max(account.held, row["asked"]):
+        raise Refused(f"holds {amount} nano-units more")
+    row["asked"] += amount
+    row["amount"] += account.hold(amount)
 
 
 def extend(row: Row, record: Extend, account: Account) -> None:
     """Set more aside for an open hold. Refused when it has ended or for an impossible amount."""
     if row["state"] != "open":
         raise Refused(f"extends a hold that was {row['state']}")
-    if not 0 <= record.amount <= MAX_AMOUNT - max(account.held, row["asked"]):
-        raise Refused(f"extends a hold by {record.amount} nano-units")
-    row["asked"] += record.amount
-    row["amount"] += account.hold(record.amount)
+    set_aside(row, record.amount, account)
 
 
 def checkpoint(row: Row, record: Checkpoint) -> None:

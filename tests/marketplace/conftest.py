@@ -78,7 +78,7 @@ def make_database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ma
     def make_postgres() -> Database:
         name = f"marketplace_{abs(hash(request.node.nodeid))}_{next(numbers)}"
         with admin.connect() as connection:
-            connection.execute(text(f"CREATE DATABASE {name} TEMPLATE {source} STRATEGY FILE_COPY"))
+            connection.execute(text(f"CREATE DATABASE {name} TEMPLATE {source}"))
         names.append(name)
         made.append(Database(make_url(url).set(database=name).render_as_string(hide_password=False)))
         return made[-1]
@@ -92,31 +92,53 @@ def make_database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ma
     admin.dispose()
 
 
-@pytest.fixture
-def database(make_database: MakeDatabase) -> Database:
-    """One migrated, empty database."""
-    return make_database()
+@pytest.fixture(scope="session")
+def postgres_shared(postgres_url: str, postgres_template: str) -> Iterator[Database]:
+    """One PostgreSQL database for all tests that leave its schema alone; it is emptied before each."""
+    admin = create_engine(postgres_url, isolation_level="AUTOCOMMIT")
+    with admin.connect() as connection:
+        connection.execute(text(f"CREATE DATABASE marketplace_shared TEMPLATE {postgres_template}"))
+    admin.dispose()
+    url = make_url(postgres_url).set(database="marketplace_shared").render_as_string(hide_password=False)
+    database = Database(url)
+    yield database
+    database.close()
 
 
-@pytest.fixture
-def fresh_database(make_database: MakeDatabase) -> MakeDatabase:
-    """Like make_database, for hundreds of examples: PostgreSQL's one database is emptied instead of made anew."""
-    first: list[Database] = []
+def _empty(database: Database) -> None:
+    with database._writer.begin() as connection:
+        # Nothing else may empty append-only tables: this switches triggers off for the one transaction.
+        connection.execute(text("SET LOCAL session_replication_role = replica"))
+        for table in metadata.sorted_tables:
+            connection.execute(table.delete())
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def fresh_database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeDatabase]:
+    """Gives a migrated, empty database each time, quickly: hundreds in one test. Only the latest may be used."""
+    made: list[Database] = []
 
     def fresh() -> Database:
-        if not first or first[0].dialect == "sqlite":
-            first.append(make_database())
-            return first[-1]
-        engine = create_engine(first[0].url)
-        with engine.begin() as connection:
-            # Nothing else may empty append-only tables: this switches triggers off for the one transaction.
-            connection.execute(text("SET LOCAL session_replication_role = replica"))
-            for table in metadata.sorted_tables:
-                connection.execute(table.delete())
-        engine.dispose()
-        return first[0]
+        if request.param == "postgresql":
+            shared: Database = request.getfixturevalue("postgres_shared")
+            _empty(shared)
+            return shared
+        if made:
+            made.pop().close()
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.db"
+        shutil.copyfile(request.getfixturevalue("sqlite_template"), path)
+        made.append(Database(f"sqlite:///{path}"))
+        return made[0]
 
-    return fresh
+    yield fresh
+    for database in made:
+        database.close()
+
+
+@pytest.fixture
+def database(fresh_database: MakeDatabase) -> Database:
+    """One migrated, empty database, whose schema the test leaves as it is."""
+    return fresh_database()
 
 
 class Shop:

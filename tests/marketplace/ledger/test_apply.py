@@ -273,7 +273,7 @@ def test_records_that_contradict_the_ledger_are_kept_aside_and_stop_nobody(shop:
         (shop.settle(ended.request_id, 1, 0, 1), "ends a hold that was voided"),
         (shop.void(ended.request_id, "again"), "ends a hold that was voided"),
         (shop.extend(ended.request_id, 1), "extends a hold that was voided"),
-        (shop.extend(other.request_id, -1), "extends a hold by -1"),
+        (shop.extend(other.request_id, -1), "holds -1 nano-units more"),
         (shop.checkpoint(other.request_id, 1, 2, 1), "impossible counters"),
         (Settle(shop._next(), other.request_id, 1, 2, 0, "finished", True, "", "engine", "", 1), "impossible counters"),
         (shop.hold(a, 1, request_id=good.request_id), "used before"),
@@ -281,8 +281,8 @@ def test_records_that_contradict_the_ledger_are_kept_aside_and_stop_nobody(shop:
         (shop.hold(WRITEOFF, 1), "no such customer"),
         (shop.hold(a, 1, price_id="none"), "no such price"),
         (shop.hold(a, 1, price_id=foreign_price), "no such price"),
-        (shop.hold(a, -1), "hold of -1"),
-        (shop.hold(a, MAX_AMOUNT + 1), "hold of"),
+        (shop.hold(a, -1), "holds -1"),
+        (shop.hold(a, MAX_AMOUNT + 1), "holds 10"),
     ]
     done = shop.apply(*(record for record, _ in bad), shop.settle(good.request_id, 10, 0, 0))
     assert (done.quarantined, done.settled) == (len(bad), 1)

@@ -201,7 +201,8 @@ def create_tables() -> None:
         sa.Column("key_id", sa.Text(), nullable=False),
         sa.Column("model", sa.Text(), nullable=False),
         sa.Column("price_id", sa.Text(), nullable=False),
-        sa.Column("asked", sa.BigInteger(), nullable=False, comment="what the gateway set aside"),
+        sa.Column("first_asked", sa.BigInteger(), nullable=False, comment="what the gateway set aside at first"),
+        sa.Column("asked", sa.BigInteger(), nullable=False, comment="what the gateway set aside, extensions included"),
         sa.Column(
             "amount", sa.BigInteger(), nullable=False, comment="what the account could cover when it was recorded"
         ),
@@ -210,7 +211,7 @@ def create_tables() -> None:
         sa.Column("client_call_id", sa.Text(), nullable=False),
         sa.Column("opened_at", sa.BigInteger(), nullable=False),
         sa.Column("deadline", sa.BigInteger(), nullable=False),
-        sa.Column("opened_by", sa.LargeBinary(), nullable=False, comment="fingerprint of the record that opened it"),
+        sa.Column("opened_by", sa.LargeBinary(), nullable=False, comment="fingerprint of all that never changes in it"),
         sa.Column("state", sa.Text(), nullable=False),
         sa.Column("prompt", sa.BigInteger(), nullable=False, comment="counters of the last checkpoint"),
         sa.Column("cached", sa.BigInteger(), nullable=False),
