@@ -43,12 +43,13 @@ def load(config: EngineConfig, *, clock: Callable[[], float] = time.monotonic) -
     device = config.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    threads = config.threads or os.cpu_count() or 1
-    torch.set_num_threads(threads)
+    threads = config.threads or len(os.sched_getaffinity(0))
     config = msgspec.structs.replace(config, device=device)
-    source = resolve(config.model, Path(config.cache_dir) if config.cache_dir else None)
+    cache = Path(config.cache_dir) if config.cache_dir else None
+    source = resolve(config.model, cache)
     lap("find the model")
-    ops = kernels.table(device, config.kernels, threads)
+    torch.set_num_threads(threads)
+    ops = kernels.table(device, config.kernels, threads, cache / "kernels" if cache else None)
     lap("kernels")
     model = load_model(source, config, ops)
     lap("weights")
@@ -77,7 +78,7 @@ def load(config: EngineConfig, *, clock: Callable[[], float] = time.monotonic) -
     return core
 
 
-def warm_up(config: EngineConfig, model: Model, ops: Ops, device: str) -> None:
+def warm_up(config: EngineConfig, model: Model, ops: Ops | None, device: str) -> None:
     """Run a prompt and a few decode steps, greedy and sampled, on a small engine of their own that is then dropped."""
     length = min(WARM_UP_CONTEXT, model.config.max_position)
     small = msgspec.structs.replace(config, kv_memory_mib=0, max_context=0, max_running=2, step_tokens=length)

@@ -33,12 +33,18 @@ _MASK64 = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _BLOCK = 64
 
-# A token whose scaled logit is more than _FAR below the largest needs noise above _RARE to win, since the token with
-# the largest logit has noise of at least −3.14. Only one token in 400 has such noise: the logarithms of the others are
-# not taken.
+# One token in 400 has noise above _RARE. The best of those, and of the largest logit, is a bound that a token without
+# such noise reaches only with a large logit and noise that is not small either; the logarithms of all others are never
+# taken.
 _RARE = 6.0
-_FAR = _RARE + 3.25
-_RARE_HASH = np.uint32(math.floor(2**32 * math.exp(-math.exp(-_RARE))) - 1)
+
+
+def _hash_of(noise: float) -> np.uint32:
+    """A hash below that of every token whose Gumbel noise is `noise` or more."""
+    return np.uint32(max(0, math.floor(2.0**32 * math.exp(-math.exp(-noise))) - 2))
+
+
+_RARE_HASH = _hash_of(_RARE)
 
 
 def noise_key(seed: int, position: int) -> tuple[int, int]:
@@ -146,14 +152,34 @@ class RowSampler:
         key = noise_key(seed, position)
         if 0 < top_k < row.shape[0] or top_p < 1.0 or min_p > 0.0:
             ids = kept_tokens(row, temperature, top_k, top_p, min_p)
-            noise = noise_hashes(self._hashes[ids], key)
-        else:
-            every = noise_hashes(self._hashes, key)
-            ids = np.flatnonzero((row > largest - np.float32(_FAR * temperature)) | (every >= _RARE_HASH))
-            noise = every[ids]
-        scores = row[ids].astype(np.float64) / temperature + gumbel(noise)
-        best = ids[scores == scores.max()]
-        return int(best.min())
+            return _best(ids, _scores(row[ids], temperature, noise_hashes(self._hashes[ids], key)))
+        return self._sample_all(row, float(largest), temperature, key)
+
+    def _sample_all(self, row: Row, largest: float, temperature: float, key: tuple[int, int]) -> int:
+        """The draw without truncation; the same as if every token's score were computed."""
+        noise = noise_hashes(self._hashes, key)
+        ids = np.append(np.flatnonzero(noise >= _RARE_HASH), row.argmax())
+        scores = _scores(row[ids], temperature, noise[ids])
+        bound = float(scores.max())
+        needed = bound - largest / temperature
+        if needed < _RARE:
+            # The other tokens' noise is below _RARE: to reach the bound they need a logit and noise of at least this.
+            logit = (bound - _RARE) * temperature
+            likely = row >= np.float32(logit - 1e-5 * max(1.0, abs(logit)))
+            more = np.flatnonzero(likely & (noise >= _hash_of(needed)))
+            ids = np.append(ids, more)
+            scores = np.append(scores, _scores(row[more], temperature, noise[more]))
+        return _best(ids, scores)
+
+
+def _scores(values: Row, temperature: float, noise: Hashes) -> Scores:
+    scores: Scores = values.astype(np.float64) / temperature + gumbel(noise)
+    return scores
+
+
+def _best(ids: Ids, scores: Scores) -> int:
+    """The id with the largest score, the lowest of equals."""
+    return int(ids[scores == scores.max()].min())
 
 
 def kept_tokens(row: Row, temperature: float, top_k: int, top_p: float, min_p: float) -> Ids:
