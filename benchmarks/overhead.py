@@ -29,7 +29,7 @@ from engine.tokenizer import Tokenizer
 from engine.weights.sources import default_cache_dir, resolve
 from engine.wire import Progress
 
-SCRIPT = Script(tokens=8, reply=tuple(range(1000, 1040)), kv_tokens=1_000_000)
+SCRIPT = Script(tokens=8, tick_ms=0.05, reply=tuple(range(1000, 1040)), kv_tokens=1_000_000)
 TARGET_P50_MS, TARGET_P99_MS = 0.5, 3.0
 
 

@@ -99,12 +99,15 @@ def read_books(database: Path) -> Books:
     )
 
 
-def wait_until_closed(database: Path, limit_s: float = 20.0) -> Books:
-    """Return the books as soon as they show no open hold. Raises TimeoutError: some request never ended."""
+def wait_until_closed(database: Path, requests: int, limit_s: float = 20.0) -> Books:
+    """Return the books as soon as they hold `requests` requests, all ended. Raises TimeoutError: some never did.
+
+    The ledger follows the journal by some milliseconds, so a request just answered may not be there yet.
+    """
     until = time.monotonic() + limit_s
-    while (books := read_books(database)).open_holds:
+    while (books := read_books(database)).open_holds or len(books.known) < requests:
         if time.monotonic() > until:
-            raise TimeoutError(f"holds still open after {limit_s:.0f} s: {books.open_holds[:5]}")
+            raise TimeoutError(f"{len(books.known)} of {requests} requests, open holds: {books.open_holds[:5]}")
         time.sleep(0.1)
     return books
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import socket
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,8 @@ async def abandon(served: Served, requests: int, at_once: int, most: int, tokens
             replies.append(await chat(served.endpoint, body, leaver(draw.randint(0, most))))
 
     await asyncio.gather(*(client() for _ in range(at_once)))
-    await asyncio.to_thread(wait_until_closed, served.house.database)
+    admitted = sum(reply.status == 200 for reply in replies)
+    await asyncio.to_thread(wait_until_closed, served.house.database, admitted)
     return replies
 
 
@@ -126,32 +128,56 @@ def test_abandoned_streams_free_the_real_engine(tmp_path: Path, model_path: Path
     check_abandoned(replies, served, 200)
 
 
-def test_a_client_that_never_reads_holds_up_nobody(scripted_house: Callable[..., House]) -> None:
-    house = scripted_house(tokens=7000, interval_ms=0)
+def never_reading(connection: Connection) -> None:
+    """Take nothing from the socket, and leave it little room to take anything by itself."""
+    assert connection.transport is not None
+    connection.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.stop_reading()
 
-    async def scenario(served: Served, gateway: int) -> list[Reply]:
-        before = rss_mib([gateway])
-        hangers = [await Connection.open(served.endpoint.host, served.endpoint.port) for _ in range(8)]
-        asked = []
-        for connection in hangers:
-            asked.append(
-                asyncio.create_task(connection.request("POST", CHAT_PATH, served.chat(7000), served.endpoint.key))
-            )
-            connection.stop_reading()
+
+def verbose(served: Served, tokens: int) -> bytes:
+    """A request whose answer has 2 KB per token: twenty alternatives to each."""
+    body = orjson.loads(served.chat(tokens))
+    return orjson.dumps({**body, "logprobs": True, "top_logprobs": 20})
+
+
+async def hang(served: Served, clients: int, tokens: int) -> list[asyncio.Task[Reply]]:
+    """Ask for long answers over connections that nobody reads."""
+    asked = []
+    for _ in range(clients):
+        connection = await Connection.open(served.endpoint.host, served.endpoint.port)
+        never_reading(connection)
+        sending = connection.request("POST", CHAT_PATH, verbose(served, tokens), served.endpoint.key)
+        asked.append(asyncio.create_task(sending))
+    return asked
+
+
+def test_clients_that_never_read_hold_up_nobody_and_are_cut_off(scripted_house: Callable[..., House]) -> None:
+    house = scripted_house(tokens=7000, interval_ms=0)
+    house.options = ("--slow-client-s", "2")
+
+    async def scenario(served: Served) -> list[Reply]:
+        gateway = [served.endpoint.pid or 0]
+        before = rss_mib(gateway)
+        asked = await hang(served, clients=4, tokens=7000)
         quick = [await chat(served.endpoint, served.chat(20, f"quick {number}")) for number in range(20)]
-        assert rss_mib([gateway]) - before < 64
-        for connection in hangers:
-            connection.close("never read anything")
-        replies = [await reply for reply in asked]
-        await asyncio.to_thread(wait_until_closed, served.house.database)
-        assert all(reply.ok for reply in quick)
+        assert [reply.complaint for reply in quick if not reply.ok] == []
         assert max(reply.e2e for reply in quick) < 5
-        return [*quick, *replies]
+        await asyncio.to_thread(wait_until_closed, house.database, 24)
+        assert rss_mib(gateway) - before < 100
+        for task in asked:
+            task.cancel()
+        await asyncio.wait(asked)
+        return quick
 
     with serving(house) as served:
-        replies = served.run(scenario(served, gateway=served.endpoint.pid or 0))
-    assert differences(map(seen, replies), served.books, len(replies)) == []
-    assert sum(record.outcome == "finished" for record in served.books.records.values()) >= 20
+        replies = served.run(scenario(served))
+    assert differences(map(seen, replies), served.books, len(replies) + 4) == []
+    ids = {reply.headers["x-request-id"] for reply in replies}
+    hung = [record for request, record in served.books.records.items() if request not in ids]
+    assert len(hung) == 4
+    assert {record.outcome for record in hung} == {"disconnected"}
+    assert all(record.billable for record in hung)
 
 
 def test_a_body_of_two_megabytes_is_refused_and_costs_nothing(scripted_house: Callable[..., House]) -> None:
