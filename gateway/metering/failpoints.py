@@ -16,7 +16,7 @@ NAMES: tuple[str, ...] = (
     "meter.settle.appended",  # the settlement is queued, not durable
     "meter.settle.durable",  # the settlement is durable, the client has not seen [DONE]
     "journal.before_insert",  # records are taken from the queue
-    "journal.before_commit",  # rows are written inside the open transaction
+    "journal.before_commit",  # the commit is about to be made, nothing of it is on disk
     "journal.after_commit",  # durable, the waiting requests have not been told
     "settler.before_apply",  # records are durable, the ledger's transaction has not begun
     "settler.inside_apply",  # the ledger's transaction is complete but not committed

@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import json
-import os
 import sqlite3
 import threading
 import time
@@ -32,16 +31,23 @@ from typing import IO
 import msgspec
 
 from gateway.metering import failpoints
-from marketplace.ledger.records import JournalRecord, decode, encode
+from marketplace.ledger.records import JournalRecord, encode
 
 _SCHEMA = (
-    "CREATE TABLE IF NOT EXISTS journal (seq INTEGER PRIMARY KEY, body BLOB NOT NULL)",
+    # One row per commit, named by the last of its records: a commit is one statement however much it carries.
+    "CREATE TABLE IF NOT EXISTS journal (last_seq INTEGER PRIMARY KEY, body BLOB NOT NULL)",
     "CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
 )
 _PROBE_SECONDS = 0.25
-_IDLE_PRUNE_SECONDS = 0.25
+_PRUNE_SECONDS = 0.5
+"""Applied records are deleted when the thread has been idle for this long, and at the latest every so often."""
+_FOLD_COMMITS = 64
 _WAL_LIMIT = 8 * 1024 * 1024
 """Bytes of write-ahead log after which it is folded into the file, after the waiting requests were answered."""
+
+
+_join = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(list[JournalRecord]).decode
 
 
 class JournalUnavailableError(Exception):
@@ -63,7 +69,7 @@ class _Entry:
 
     def __init__(self, record: JournalRecord | None, future: asyncio.Future[None] | None) -> None:
         self.record = record
-        self.body = b"" if record is None else encode(record)
+        self.body = None if record is None else msgspec.Raw(encode(record))
         self.future = future
 
 
@@ -105,6 +111,8 @@ class Journal:
         self._new_epochs: str | None = None
         # Owned by the writer thread once it runs.
         self._committed_seq = self.next_seq - 1
+        self._pruned_at = time.monotonic()
+        self._unfolded = 0
 
     # -- opening -----------------------------------------------------------------------------------
 
@@ -143,12 +151,15 @@ class Journal:
     def replay(self, after: int) -> Iterator[JournalRecord]:
         """Yield the durable records with seq > after, in order. Only before `start`. Raises JournalDamagedError."""
         assert self._thread is None, "the journal is running: its tail belongs to the writer thread"
-        rows = self._connection.execute("SELECT seq, body FROM journal WHERE seq > ? ORDER BY seq", (after,))
-        for seq, body in rows:
+        rows = self._connection.execute(
+            "SELECT last_seq, body FROM journal WHERE last_seq > ? ORDER BY last_seq", (after,)
+        )
+        for last_seq, body in rows:
             try:
-                yield decode(body)
+                records = _decode(body)
             except msgspec.MsgspecError as error:
-                raise JournalDamagedError(f"{self.path}: record {seq}: {error}") from error
+                raise JournalDamagedError(f"{self.path}: records up to {last_seq}: {error}") from error
+            yield from (record for record in records if record.seq > after)
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Start the writer thread; callbacks and futures belong to `loop`."""
@@ -272,7 +283,7 @@ class Journal:
             first: _Entry | None
             try:
                 pending = self._prune_to > self.pruned_seq or self._new_epochs is not None
-                first = self._queue.get(timeout=_IDLE_PRUNE_SECONDS) if pending else self._queue.get()
+                first = self._queue.get(timeout=_PRUNE_SECONDS) if pending else self._queue.get()
             except Empty:
                 self._commit([])
                 continue
@@ -306,33 +317,45 @@ class Journal:
         self._fold()
 
     def _write(self, batch: _Batch) -> None:
-        rows = [(entry.record.seq, entry.body) for entry in batch if entry.record is not None]
+        bodies = [entry.body for entry in batch if entry.body is not None]
+        last_seq = self._committed_seq + len(bodies)
+        insert = ("INSERT INTO journal VALUES (?, ?)", (last_seq, _join(bodies)))
+        now = time.monotonic()
+        prune = self._prune_to > self.pruned_seq and (not bodies or now - self._pruned_at > _PRUNE_SECONDS)
+        if prune or self._new_epochs is not None:
+            self._write_with_upkeep(insert if bodies else None, prune)
+            self._pruned_at = now
+        elif bodies:
+            failpoints.hit("journal.before_commit")
+            self._connection.execute(*insert)
+        self._committed_seq = last_seq
+
+    def _write_with_upkeep(self, insert: tuple[str, tuple[int, bytes]] | None, prune: bool) -> None:
         prune_to, epochs = self._prune_to, self._new_epochs
-        prune = prune_to > self.pruned_seq
-        if not rows and not prune and epochs is None:
-            return
         connection = self._connection
         connection.execute("BEGIN IMMEDIATE")
-        if rows:
-            connection.executemany("INSERT INTO journal VALUES (?, ?)", rows)
+        if insert is not None:
+            connection.execute(*insert)
         if prune:
-            connection.execute("DELETE FROM journal WHERE seq <= ?", (prune_to,))
+            connection.execute("DELETE FROM journal WHERE last_seq <= ?", (prune_to,))
             connection.execute("INSERT OR REPLACE INTO meta VALUES ('pruned_seq', ?)", (str(prune_to),))
         if epochs is not None:
             connection.execute("INSERT OR REPLACE INTO meta VALUES ('engine_epochs', ?)", (epochs,))
         failpoints.hit("journal.before_commit")
         connection.execute("COMMIT")
-        if rows:
-            self._committed_seq = rows[-1][0]
         if prune:
             self.pruned_seq = prune_to
-        if epochs is not None and self._new_epochs is epochs:
+        if self._new_epochs is epochs:
             self._new_epochs = None
 
     def _fold(self) -> None:
         """Checkpoint a long write-ahead log here, not inside a commit that a request waits for."""
+        self._unfolded += 1
+        if self._unfolded < _FOLD_COMMITS:
+            return
+        self._unfolded = 0
         try:
-            if os.stat(f"{self.path}-wal").st_size > _WAL_LIMIT:  # noqa: PTH116 - a Path per commit is not free
+            if Path(f"{self.path}-wal").stat().st_size > _WAL_LIMIT:
                 self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         except (OSError, sqlite3.Error):
             return  # the next commit meets the same disk and reports it
@@ -357,7 +380,7 @@ class Journal:
             if _meta(connection, "node") != self.node:
                 return False  # the file was replaced under us: its content is not ours to continue
             connection.execute("BEGIN IMMEDIATE")
-            connection.execute("DELETE FROM journal WHERE seq > ?", (self._committed_seq,))
+            connection.execute("DELETE FROM journal WHERE last_seq > ?", (self._committed_seq,))
             connection.execute("INSERT OR REPLACE INTO meta VALUES ('probed', ?)", (str(time.time_ns()),))
             failpoints.hit("journal.before_commit")
             connection.execute("COMMIT")
@@ -393,5 +416,5 @@ def _meta(connection: sqlite3.Connection, key: str) -> str | None:
 
 
 def _max_seq(connection: sqlite3.Connection) -> int:
-    (seq,) = connection.execute("SELECT coalesce(max(seq), 0) FROM journal").fetchone()
+    (seq,) = connection.execute("SELECT coalesce(max(last_seq), 0) FROM journal").fetchone()
     return int(seq)

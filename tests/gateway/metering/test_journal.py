@@ -130,10 +130,10 @@ def test_a_record_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
     with_journal(path, work)
     with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE journal SET body = ? WHERE seq = 2", (b"\xc1",))
+        connection.execute("UPDATE journal SET body = ? WHERE last_seq = 3", (b"\xc1",))
     connection.close()
     journal = Journal.open(path)
-    with pytest.raises(JournalDamagedError, match="record 2"):
+    with pytest.raises(JournalDamagedError, match="records up to 3"):
         list(journal.replay(0))
     journal.close()
 
@@ -146,13 +146,24 @@ def test_applied_records_are_pruned_and_numbers_go_on(tmp_path: Path) -> None:
         journal.mark_applied(7)
         journal.mark_applied(4)  # late news changes nothing
         await asyncio.gather(*append(journal, 1))
-        assert journal.pruned_seq == 7
+        await until(lambda: journal.pruned_seq == 7)
         journal.mark_applied(11)
 
     with_journal(path, work)
     journal = Journal.open(path)
     assert (list(journal.replay(0)), journal.pruned_seq, journal.next_seq) == ([], 11, 12)
     journal.close()
+
+
+def test_of_a_commit_that_is_partly_applied_only_the_rest_is_replayed(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+
+    async def work(journal: Journal) -> None:
+        await asyncio.gather(*append(journal, 10))
+        journal.mark_applied(7)
+
+    with_journal(path, work)
+    assert read(path, after=7) == [8, 9, 10]
 
 
 def test_an_idle_journal_prunes_by_itself(tmp_path: Path) -> None:
@@ -293,6 +304,7 @@ def test_close_writes_what_is_queued(tmp_path: Path) -> None:
 def test_a_long_write_ahead_log_is_folded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "journal.sqlite"
     monkeypatch.setattr("gateway.metering.journal._WAL_LIMIT", 64 * 1024)
+    monkeypatch.setattr("gateway.metering.journal._FOLD_COMMITS", 4)
 
     def logged() -> int:
         return Path(f"{path}-wal").stat().st_size
