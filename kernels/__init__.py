@@ -1,7 +1,7 @@
 """The operations a model is made of, and the table that picks an implementation for a device.
 
-`table(device, choice)` returns an object with the operations of `kernels.interface.Ops`. Implementations are imported only
-when picked, so that an optional one never breaks the others.
+`table(device, choice)` returns an object with the operations of `kernels.interface.Ops`. Implementations are
+imported only when picked, so that an optional one never breaks the others.
 """
 
 import logging
@@ -18,9 +18,9 @@ _log = logging.getLogger(__name__)
 def table(device: str = "cpu", choice: str = "auto", threads: int = 0, cache_dir: Path | None = None) -> Ops:
     """Return the operations for `device` ("cpu" or "cuda"); choice is auto | triton | cpu | reference.
 
-    threads: CPU threads, 0 for all cores this process may use. cache_dir: where built kernels are kept; None is the user's
-    cache folder. On CPUs without a working C compiler a warning is logged once here and torch's own operations are used.
-    Raises ValueError for a choice that the device cannot run.
+    threads: CPU threads, 0 for all cores this process may use. cache_dir: where built kernels are kept; None is the
+    user's cache folder. On CPUs without a working C compiler a warning is logged here and torch's own operations are
+    used. Raises ValueError for a choice that the device cannot run.
     """
     kind = device.partition(":")[0]
     if kind not in _CHOICES:

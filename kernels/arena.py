@@ -1,5 +1,5 @@
-"""Memory for packed weights: large blocks on huge pages where the system gives them, so that a sweep over the weights does not
-spend its time on address translation."""
+"""Memory for packed weights: large blocks on huge pages where the system gives them, so that a sweep over the
+weights does not spend its time on address translation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ALIGNMENT = 64
 
 
 class Arena:
-    """Hands out aligned byte tensors cut from large mappings; a mapping is freed when the last tensor cut from it is gone."""
+    """Hands out aligned byte tensors cut from large mappings, each freed when the last tensor cut from it is gone."""
 
     def __init__(self) -> None:
         """Start without memory."""

@@ -1,7 +1,7 @@
 """The CPU implementation: native operations (kernels/native) behind the `Ops` protocol, on tensors in main memory.
 
-Block-quantised weights stay packed: activations are quantised to int8 per block of 32 and multiplied in integers. A row's result
-is the same bits whatever else is in the call.
+Block-quantised weights stay packed: activations are quantised to int8 per block of 32 and multiplied in integers. A
+row's result is the same bits whatever else is in the call.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class PackedWeight:
 
 
 class CpuOps:
-    """Native operations with their own threads. Inputs are float32 and int32 tensors in main memory; others raise ValueError."""
+    """Native operations with their own threads on float32 and int32 tensors in main memory; others raise ValueError."""
 
     name = "cpu"
 
@@ -197,7 +197,7 @@ class CpuOps:
         k_norm: Tensor | None = None,
         eps: float = 1e-6,
     ) -> Tensor:
-        """Rotate q and k, write k and v to the cache, return q [T, Hq, D]. Raises IndexError before anything is written."""
+        """Rotate q and k, write k and v, return q [T, Hq, D]. Raises IndexError before anything is written."""
         tokens = qkv.shape[0]
         pages, page_size, head_dim, kind = _cache(key_cache, value_cache, num_kv_heads)
         if qkv.shape != (tokens, (num_q_heads + 2 * num_kv_heads) * head_dim) or cos_sin.shape[1] != head_dim:
@@ -228,7 +228,7 @@ class CpuOps:
         scale: float,
         window: int = 0,
     ) -> Tensor:
-        """Causal attention over pages → [T, Hq·D]. Raises IndexError or ValueError before a page outside the cache is read."""
+        """Causal attention over pages → [T, Hq·D]. Raises IndexError or ValueError before a foreign page is read."""
         tokens, num_q_heads, head_dim = q.shape
         pages, page_size, cache_dim, kind = _cache(key_cache, value_cache, key_cache.shape[1])
         seqs = kv_lens.shape[0]
@@ -238,7 +238,8 @@ class CpuOps:
             raise ValueError(f"{seqs} sequences need q_starts [{seqs + 1}] and page_table [{seqs}, P]")
         out = torch.empty(tokens, num_q_heads * head_dim)
         args = AttentionArgs(
-            _floats(q), key_cache.data_ptr(), value_cache.data_ptr(), _ints(q_starts), _ints(kv_lens), _ints(page_table),
+            _floats(q), key_cache.data_ptr(), value_cache.data_ptr(), _ints(q_starts), _ints(kv_lens),
+            _ints(page_table),
             out.data_ptr(), tokens, pages,
             seqs, page_table.shape[1], num_q_heads, key_cache.shape[1], head_dim, page_size, kind, window, scale,
         )  # fmt: skip

@@ -13,8 +13,8 @@ ROWS = 16
 
 
 class TorchOps(ReferenceOps):
-    """The reference, with linear layers in blocks of ROWS rows: always the same matrix shape, so that BLAS takes the same path
-    for a row whatever else is in the call."""
+    """The reference, with linear layers in blocks of ROWS rows: always the same matrix shape, so that BLAS takes the
+    same path for a row whatever else is in the call."""
 
     name = "cpu"
 

@@ -1,7 +1,7 @@
 """Builds and loads the native CPU operations: C compiled at first use for the processor that it will run on.
 
-The library is kept in a cache folder under a name that hashes the sources, the flags and everything the compiler says about itself
-and its target, so that another compiler, another processor or an edited source never meets an old build.
+The library is kept in a cache folder under a name that hashes the sources, the flags and everything the compiler says
+about itself and its target, so that another compiler, another processor or an edited source never meets an old build.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import os
 import shutil
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 SOURCES = Path(__file__).parent / "native"
-FLAGS = (
-    "-O3 -std=gnu11 -fPIC -shared -pthread -fvisibility=hidden -ffp-contract=off -fno-math-errno -fno-trapping-math"
-).split()
+FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-pthread", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno",
+         "-fno-trapping-math")  # fmt: skip
+BUILD_JOBS = 4
 BUILD_TIMEOUT_S = 180
 
 _log = logging.getLogger(__name__)
@@ -73,7 +74,7 @@ def load(cache_dir: Path | None = None, extra_flags: tuple[str, ...] = ("-march=
 
 
 def _fingerprint(compiler: str, extra_flags: tuple[str, ...]) -> str:
-    """Hash of sources, flags and the compiler's predefined macros, which name its version and the instruction sets in use."""
+    """Hash of sources, flags and the compiler's own macros, which name its version and the instruction sets in use."""
     digest = hashlib.sha256()
     macros = _run([compiler, *FLAGS, *extra_flags, "-dM", "-E", "-x", "c", os.devnull])
     for text in (compiler, *FLAGS, *extra_flags, macros):
@@ -86,14 +87,17 @@ def _fingerprint(compiler: str, extra_flags: tuple[str, ...]) -> str:
 def _compile(compiler: str, extra_flags: tuple[str, ...], target: Path) -> None:
     """Compile beside the target and rename: two processes that build at once both end with a whole file."""
     _log.info("building the native CPU operations with %s (a few seconds, once)", compiler)
-    handle, scratch = tempfile.mkstemp(suffix=".so", dir=target.parent)
-    os.close(handle)
-    try:
-        sources = [str(path) for path in sorted(SOURCES.glob("*.c"))]
-        _run([compiler, *FLAGS, *extra_flags, *sources, "-o", scratch, "-lm"])
-        Path(scratch).replace(target)
-    finally:
-        Path(scratch).unlink(missing_ok=True)
+    with (
+        tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder,
+        ThreadPoolExecutor(BUILD_JOBS) as jobs,
+    ):
+        sources = sorted(SOURCES.glob("*.c"))
+        objects = [str(Path(folder) / f"{source.stem}.o") for source in sources]
+        common = [compiler, *FLAGS, *extra_flags]
+        list(jobs.map(_run, ([*common, "-c", str(s), "-o", o] for s, o in zip(sources, objects, strict=True))))
+        library = Path(folder) / target.name
+        _run([*common, "-shared", *objects, "-o", str(library), "-lm"])
+        library.replace(target)
 
 
 def _run(command: list[str]) -> str:

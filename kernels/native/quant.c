@@ -1,6 +1,6 @@
 /* Matrices in GGUF's block formats, multiplied packed.
  *
- * Layout: panels of HR_LANES rows (the last one padded with zero rows), blocks of 32 inputs one after the other in a panel. A block
+ * Layout: panels of HR_LANES rows (padded with zero rows to a multiple of PANELS panels), blocks of 32 inputs one after the other in a panel. A block
  * of a panel holds the rows' scales d as fp16, for q4_1 their minima m as fp16, then the weights so that lane r of a vector holds
  * 4 consecutive inputs of row r: eight vectors of bytes for q8_0; four for the 4-bit formats, where vector j carries inputs
  * 4j .. 4j+3 in the low nibbles and 16+4j .. 16+4j+3 in the high ones.
@@ -11,14 +11,20 @@
 #include "simd.h"
 
 #define L HR_LANES
+#if defined(HR_AVX512) || defined(HR_AVX2)
 enum { PANELS = 2, TILE = 4, TOKEN_BLOCK = 16 };
+#else
+enum { PANELS = 1, TILE = 2, TOKEN_BLOCK = 16 };
+#endif
 
 HR_INLINE int is_packed4(int kind) { return kind != HR_Q8_0; }
 HR_INLINE int header_bytes(int kind) { return kind == HR_Q4_1 ? 4 * L : 2 * L; }
 HR_INLINE int block_bytes(int kind) { return header_bytes(kind) + L * (is_packed4(kind) ? 16 : 32); }
 HR_INLINE int source_bytes(int kind) { return kind == HR_Q4_0 ? 18 : kind == HR_Q4_1 ? 20 : 34; }
 
-int64_t hr_quant_bytes(int kind, int64_t rows, int64_t in) { return (rows + L - 1) / L * (in / HR_BLOCK) * block_bytes(kind); }
+HR_INLINE int64_t groups(int64_t rows) { return (rows + L * PANELS - 1) / (L * PANELS); }
+
+int64_t hr_quant_bytes(int kind, int64_t rows, int64_t in) { return groups(rows) * PANELS * (in / HR_BLOCK) * block_bytes(kind); }
 
 void hr_quant_pack(int kind, int64_t rows, int64_t in, const uint8_t *source, uint8_t *packed) {
     int64_t blocks = in / HR_BLOCK, stride = blocks * source_bytes(kind);
@@ -110,9 +116,9 @@ typedef struct {
     float *out;
 } product_job;
 
-/* `np` panels beside each other × `nt` tokens, from token `first`, row `row`. kind, np and nt are constants after inlining: a spread
- * activation serves np panels, an unpacked weight nt tokens. */
-HR_INLINE void tile(const product_job *job, const uint8_t *panel, int64_t first, int64_t row, int kind, int np, int nt) {
+/* PANELS panels beside each other × `nt` tokens, from token `first`, row `row`. kind and nt are constants after inlining: a spread
+ * activation serves all the panels, an unpacked weight nt tokens. */
+HR_INLINE void tile(const product_job *job, const uint8_t *panel, int64_t first, int64_t row, int kind, int nt) {
     int64_t blocks = job->in / HR_BLOCK, panel_bytes = blocks * block_bytes(kind);
     const int8_t *a = job->x->q + first * job->in;
     const float *scale = job->x->scale + first * blocks, *sum = job->x->sum + first * blocks;
@@ -125,7 +131,7 @@ HR_INLINE void tile(const product_job *job, const uint8_t *panel, int64_t first,
             for (int j = 0; j < 4; j++) {
                 vb low[PANELS], high[PANELS];
 #pragma GCC unroll 2
-                for (int p = 0; p < np; p++) {
+                for (int p = 0; p < PANELS; p++) {
                     vb both = vb_load(panel + p * panel_bytes + header_bytes(kind) + j * 4 * L);
                     low[p] = both & 15;
                     high[p] = (vb)((vu)both >> 4) & 15;
@@ -134,7 +140,7 @@ HR_INLINE void tile(const product_job *job, const uint8_t *panel, int64_t first,
                 for (int t = 0; t < nt; t++) {
                     vb x = vb_spread(a + t * job->in + 4 * j), y = vb_spread(a + t * job->in + 16 + 4 * j);
 #pragma GCC unroll 2
-                    for (int p = 0; p < np; p++) {
+                    for (int p = 0; p < PANELS; p++) {
                         part[p][t] = dot_nibble_add(part[p][t], low[p], x);
                         part[p][t] = dot_nibble_add(part[p][t], high[p], y);
                         HR_PIN(part[p][t]);
@@ -142,20 +148,20 @@ HR_INLINE void tile(const product_job *job, const uint8_t *panel, int64_t first,
                 }
             }
 #pragma GCC unroll 8
-            for (int i = 0; i < np * nt; i++) total[i / nt][i % nt] = dot_nibble_end(part[i / nt][i % nt]);
+            for (int i = 0; i < PANELS * nt; i++) total[i / nt][i % nt] = dot_nibble_end(part[i / nt][i % nt]);
         } else {
 #pragma GCC unroll 8
-            for (int i = 0; i < np * nt; i++) total[i / nt][i % nt] = (vi){0};
+            for (int i = 0; i < PANELS * nt; i++) total[i / nt][i % nt] = (vi){0};
 #pragma GCC unroll 8
             for (int j = 0; j < 8; j++) {
                 vb w[PANELS];
 #pragma GCC unroll 2
-                for (int p = 0; p < np; p++) w[p] = vb_load(panel + p * panel_bytes + header_bytes(kind) + j * 4 * L);
+                for (int p = 0; p < PANELS; p++) w[p] = vb_load(panel + p * panel_bytes + header_bytes(kind) + j * 4 * L);
 #pragma GCC unroll 4
                 for (int t = 0; t < nt; t++) {
                     vb x = vb_spread(a + t * job->in + 4 * j);
 #pragma GCC unroll 2
-                    for (int p = 0; p < np; p++) {
+                    for (int p = 0; p < PANELS; p++) {
                         total[p][t] = dot_byte_add(total[p][t], w[p], x);
                         HR_PIN(total[p][t]);
                     }
@@ -164,7 +170,7 @@ HR_INLINE void tile(const product_job *job, const uint8_t *panel, int64_t first,
         }
         const float offset = kind == HR_Q4_0 ? 8.0f : kind == HR_Q8_0 ? (float)HR_BYTE_OFFSET : 0.0f;
 #pragma GCC unroll 2
-        for (int p = 0; p < np; p++) {
+        for (int p = 0; p < PANELS; p++) {
             const uint16_t *header = (const uint16_t *)(panel + p * panel_bytes);
             vf d = vf_load_half(header), m = kind == HR_Q4_1 ? vf_load_half(header + L) : d * -offset;
 #pragma GCC unroll 4
@@ -174,7 +180,7 @@ HR_INLINE void tile(const product_job *job, const uint8_t *panel, int64_t first,
             }
         }
     }
-    for (int p = 0; p < np; p++, row += L) {
+    for (int p = 0; p < PANELS; p++, row += L) {
         int64_t valid = job->segment->rows - row;
         for (int t = 0; t < nt; t++) {
             float *out = job->out + (first + t) * job->stride + row;
@@ -187,30 +193,29 @@ HR_INLINE void tile(const product_job *job, const uint8_t *panel, int64_t first,
     }
 }
 
-HR_INLINE void tokens(const product_job *job, const uint8_t *panel, int64_t first, int64_t last, int64_t row, int kind, int np) {
-    for (; first + TILE <= last; first += TILE) tile(job, panel, first, row, kind, np, TILE);
-    if (last - first == 3) tile(job, panel, first, row, kind, np, 3);
-    if (last - first == 2) tile(job, panel, first, row, kind, np, 2);
-    if (last - first == 1) tile(job, panel, first, row, kind, np, 1);
-}
-
-HR_INLINE void panels(const product_job *job, int64_t begin, int64_t end, int kind) {
-    int64_t bytes = job->in / HR_BLOCK * block_bytes(kind);
+HR_INLINE void run_groups(const product_job *job, int64_t begin, int64_t end, int kind) {
+    int64_t bytes = PANELS * job->in / HR_BLOCK * block_bytes(kind);
     for (int64_t block = 0; block < job->tokens; block += TOKEN_BLOCK) {
-        int64_t last = block + TOKEN_BLOCK < job->tokens ? block + TOKEN_BLOCK : job->tokens, p = begin;
-        for (; p + PANELS <= end; p += PANELS) tokens(job, job->segment->data + p * bytes, block, last, p * L, kind, PANELS);
-        if (p < end) tokens(job, job->segment->data + p * bytes, block, last, p * L, kind, 1);
+        int64_t last = block + TOKEN_BLOCK < job->tokens ? block + TOKEN_BLOCK : job->tokens;
+        for (int64_t g = begin; g < end; g++) {
+            const uint8_t *panel = job->segment->data + g * bytes;
+            int64_t t = block, row = g * PANELS * L;
+            for (; t + TILE <= last; t += TILE) tile(job, panel, t, row, kind, TILE);
+            if (TILE > 3 && last - t == 3) tile(job, panel, t, row, kind, 3);
+            if (TILE > 2 && last - t == 2) tile(job, panel, t, row, kind, 2);
+            if (last - t == 1) tile(job, panel, t, row, kind, 1);
+        }
     }
 }
 
-static void panels_q4_0(void *job, int64_t begin, int64_t end, int thread) { (void)thread; panels(job, begin, end, HR_Q4_0); }
-static void panels_q4_1(void *job, int64_t begin, int64_t end, int thread) { (void)thread; panels(job, begin, end, HR_Q4_1); }
-static void panels_q8_0(void *job, int64_t begin, int64_t end, int thread) { (void)thread; panels(job, begin, end, HR_Q8_0); }
+static void groups_q4_0(void *job, int64_t begin, int64_t end, int thread) { (void)thread; run_groups(job, begin, end, HR_Q4_0); }
+static void groups_q4_1(void *job, int64_t begin, int64_t end, int thread) { (void)thread; run_groups(job, begin, end, HR_Q4_1); }
+static void groups_q8_0(void *job, int64_t begin, int64_t end, int thread) { (void)thread; run_groups(job, begin, end, HR_Q8_0); }
 
 void hr_quant_linear(hr_pool *pool, const hr_segment *segment, int64_t in, const hr_quantized *x, int64_t tokens,
                      const float *bias, float *out, int64_t stride) {
     product_job job = {segment, in, tokens, stride, x, bias, out};
-    int64_t count = (segment->rows + L - 1) / L, grain = (count / (4 * hr_threads(pool)) + PANELS) / PANELS * PANELS;
-    hr_range run = segment->kind == HR_Q4_0 ? panels_q4_0 : segment->kind == HR_Q4_1 ? panels_q4_1 : panels_q8_0;
+    int64_t count = groups(segment->rows), grain = count / (4 * hr_threads(pool)) + 1;
+    hr_range run = segment->kind == HR_Q4_0 ? groups_q4_0 : segment->kind == HR_Q4_1 ? groups_q4_1 : groups_q8_0;
     hr_parallel(pool, count, grain, run, &job);
 }

@@ -182,11 +182,11 @@ HR_INLINE float hr_load_kind(const void *p, int64_t index, int kind) {
 
 HR_INLINE int64_t hr_kind_bytes(int kind) { return kind == HR_F32 ? 4 : 2; }
 
-/* ---- e^x, error about 1 unit in the last place; exactly 1 at 0. Range reduction and polynomial after Cephes' expf. ---- */
+/* ---- e^x, error about 1 unit in the last place; exactly 1 at 0; 0 below -87 and infinite above 88. Range reduction and polynomial after Cephes' expf. ---- */
 HR_INLINE vf vf_exp(vf x) {
     const float magic = 12582912.0f; /* 1.5 · 2^23: adding it leaves the nearest integer in the low bits */
-    x = vf_pick(x > 88.0f, vf_set(88.0f), x);
-    vi tiny = x < -87.0f;
+    vi huge = x > 88.0f, tiny = x < -87.0f;
+    x = vf_pick(huge, vf_set(88.0f), x);
     x = vf_pick(tiny, vf_set(-87.0f), x);
     vf shifted = vf_fma(x, vf_set(1.44269504088896341f), vf_set(magic));
     vf n = shifted - magic;
@@ -199,7 +199,8 @@ HR_INLINE vf vf_exp(vf x) {
     p = vf_fma(p, r, vf_set(1.6666665459e-1f));
     p = vf_fma(p, r, vf_set(5.0000001201e-1f));
     p = vf_fma(p, r * r, r) + 1.0f;
-    return vf_pick(tiny, vf_set(0.0f), p * (vf)power);
+    p = vf_pick(huge, vf_set(__builtin_inff()), p * (vf)power);
+    return vf_pick(tiny, vf_set(0.0f), p);
 }
 
 /* ---- integer dot products: 4 bytes per lane ---- */
@@ -224,14 +225,22 @@ HR_INLINE dot_nibble dot_nibble_add(dot_nibble acc, vb w, vb a) { /* 16 products
 HR_INLINE vi dot_nibble_end(dot_nibble acc) { return (vi)_mm256_madd_epi16((__m256i)acc, _mm256_set1_epi16(1)); }
 #else
 typedef vi dot_nibble;
-HR_INLINE vi dot_portable(vi acc, vb w, vb a, int is_signed) {
-    for (int i = 0; i < 4; i++) {
-        vi left = is_signed ? (vi)w << (24 - 8 * i) >> 24 : (vi)((vu)w >> (8 * i)) & 255;
-        acc += left * ((vi)a << (24 - 8 * i) >> 24);
-    }
+/* Not inlined: without instructions for it this is a page of code. */
+static __attribute__((noinline, unused)) void dot_portable(int32_t *acc, const uint8_t *w, const int8_t *a, int is_signed) {
+    for (int i = 0; i < 4 * HR_LANES; i++) acc[i / 4] += (is_signed ? (int8_t)w[i] : w[i]) * a[i];
+}
+HR_INLINE vi dot_by_memory(vi acc, vb w, vb a, int is_signed) {
+    int32_t sums[HR_LANES];
+    uint8_t left[4 * HR_LANES];
+    int8_t right[4 * HR_LANES];
+    memcpy(sums, &acc, sizeof acc);
+    memcpy(left, &w, sizeof w);
+    memcpy(right, &a, sizeof a);
+    dot_portable(sums, left, right, is_signed);
+    memcpy(&acc, sums, sizeof acc);
     return acc;
 }
-HR_INLINE dot_nibble dot_nibble_add(dot_nibble acc, vb w, vb a) { return dot_portable(acc, w, a, 0); }
+HR_INLINE dot_nibble dot_nibble_add(dot_nibble acc, vb w, vb a) { return dot_by_memory(acc, w, a, 0); }
 HR_INLINE vi dot_nibble_end(dot_nibble acc) { return acc; }
 #endif
 
@@ -247,7 +256,7 @@ HR_INLINE vi dot_byte_add(vi acc, vb w, vb a) { /* |w| · (a with w's sign): pai
 }
 #else
 enum { HR_BYTE_OFFSET = 0 };
-HR_INLINE vi dot_byte_add(vi acc, vb w, vb a) { return dot_portable(acc, w, a, 1); }
+HR_INLINE vi dot_byte_add(vi acc, vb w, vb a) { return dot_by_memory(acc, w, a, 1); }
 #endif
 
 #endif

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import logging
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+import kernels
+from kernels import native_library
+from kernels.cpu import CpuOps
+from kernels.native_library import BuildError, build, default_cache_dir, find_compiler, load
+from kernels.reference import ReferenceOps
+
+
+def test_a_second_load_uses_the_file_of_the_first(
+    kernel_cache: Path, cpu: CpuOps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cpu.lanes in (8, 16)
+    path = build(kernel_cache)
+    before = path.stat().st_mtime_ns
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("built again")
+
+    monkeypatch.setattr(native_library, "_compile", refuse)
+    assert build(kernel_cache) == path
+    assert path.stat().st_mtime_ns == before
+    assert not [other for other in kernel_cache.iterdir() if not other.name.startswith("headrace-")]
+
+
+def test_other_flags_and_other_sources_have_other_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {native_library._fingerprint(find_compiler(), flags) for flags in ((), ("-march=native",), ("-DX",))}
+    assert len(names) == 3
+    (tmp_path / "other.c").write_text("int x;")
+    monkeypatch.setattr(native_library, "SOURCES", tmp_path)
+    assert native_library._fingerprint(find_compiler(), ()) not in names
+
+
+def test_a_damaged_file_is_built_again(
+    kernel_cache: Path, tmp_path: Path, cpu: CpuOps, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = build(kernel_cache)
+    monkeypatch.setattr(native_library, "_compile", lambda _, __, target: shutil.copy(good, target))
+    (tmp_path / good.name).write_bytes(b"not a library")
+    assert load(tmp_path).hr_lanes() == cpu.lanes
+    assert "does not load" in caplog.text
+
+
+def test_the_avx512_code_compiles() -> None:
+    """It runs only where the processor has the instructions; that it compiles is checked everywhere."""
+    flags = ["-O1", "-std=gnu11", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-fsyntax-only"]
+    wide = [f"-m{name}" for name in ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512vnni")]
+    sources = [str(path) for path in sorted(native_library.SOURCES.glob("*.c"))]
+    macros = subprocess.run(
+        [find_compiler(), "-dM", "-E", "-x", "c", "/dev/null"], capture_output=True, text=True, check=True
+    )
+    if "__x86_64__" not in macros.stdout:
+        wide = []
+    done = subprocess.run([find_compiler(), *flags, *wide, *sources], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_without_a_compiler_the_cpu_choice_warns_and_still_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with caplog.at_level(logging.WARNING):
+        ops = kernels.table("cpu", "cpu", cache_dir=tmp_path)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "no C compiler found" in caplog.text
+    assert ops.name == "cpu"
+    x, weight, reference = torch.randn(37, 64), torch.randn(20, 64), ReferenceOps()
+    expected = reference.linear(x, reference.pack([weight]))
+    packed = ops.pack([weight])
+    torch.testing.assert_close(ops.linear(x, packed), expected)
+    assert torch.equal(ops.linear(x, packed)[20:21], ops.linear(x[20:21], packed))
+
+
+def test_a_failing_compiler_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = tmp_path / "cc"
+    broken.write_text("#!/bin/sh\necho 'fatal error: it is Sunday' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CC", str(broken))
+    with pytest.raises(BuildError, match="it is Sunday"):
+        build(tmp_path)
+
+
+def test_a_cache_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BuildError, match="cannot write"):
+        build(tmp_path / "file" / "folder")
+
+
+def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert default_cache_dir() == Path("/somewhere/headrace/kernels")
+
+
+@pytest.mark.parametrize(
+    ("device", "choice", "threads", "message"),
+    [
+        ("tpu", "auto", 0, "unknown device"),
+        ("cpu", "triton", 0, "do not run on"),
+        ("cuda", "cpu", 0, "do not run on"),
+        ("cpu", "auto", -1, "threads"),
+    ],
+)
+def test_the_table_refuses_what_a_device_cannot_run(device: str, choice: str, threads: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        kernels.table(device, choice, threads)
+
+
+def test_the_table_gives_what_was_asked_for(kernel_cache: Path) -> None:
+    assert kernels.table("cpu", "reference").name == "reference"
+    ops = kernels.table("cpu", "auto", 1, kernel_cache)
+    assert isinstance(ops, CpuOps)
+    assert ops.threads == 1
