@@ -200,9 +200,9 @@ class Replica:
     async def _spawn(self) -> asyncio.subprocess.Process:
         self.socket_path.unlink(missing_ok=True)
         output = self._open_log()
-        try:
-            # A session of its own, so that Ctrl-C at the terminal reaches the gateway alone, which drains the engine.
-            process = await asyncio.create_subprocess_exec(
+        # A session of its own, so that Ctrl-C at the terminal reaches the gateway alone, which drains the engine.
+        spawning = asyncio.ensure_future(
+            asyncio.create_subprocess_exec(
                 *self._command,
                 *("--socket", str(self.socket_path)),
                 *("--config", msgspec.json.encode(self.config).decode()),
@@ -213,6 +213,14 @@ class Replica:
                 stderr=output,
                 start_new_session=True,
             )
+        )
+        try:
+            process = await asyncio.shield(spawning)
+        except asyncio.CancelledError:  # in the midst of a spawn, which would leave a process that nobody knows
+            process = await spawning
+            process.kill()
+            await process.wait()
+            raise
         finally:
             os.close(output)
         self.pid = process.pid

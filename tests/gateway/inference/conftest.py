@@ -200,12 +200,13 @@ class House:
     def idle(self) -> None:
         """Wait until every request has ended, its settlement is in the ledger and the engine has nothing to do."""
         services, metering, engine = self.gateway.services, self.gateway.metering, self.engine
+        stats = metering.meter.stats
         self.eventually(
             lambda: (
                 not services.answers
-                and not metering.meter.open_charges
+                and stats.opened == stats.settled + stats.voided + stats.lost_holds
                 and metering.journal.next_seq - 1 == metering.settler.applied_seq
-                and not engine.sessions.live
+                and not (self.replica.client.connected and engine.sessions.live)
             ),
             "everything has ended",
         )
@@ -224,7 +225,9 @@ class House:
     def usage(self) -> list[tuple[Any, ...]]:
         """(outcome, billable, prompt, cached, completion, cost, reason) of every request, in order."""
         self.idle()
-        return self.rows("SELECT outcome, billable, prompt, cached, completion, cost, reason FROM usage_record ORDER BY at")
+        return self.rows(
+            "SELECT outcome, billable, prompt, cached, completion, cost, reason FROM usage_record ORDER BY at"
+        )
 
     def close(self) -> None:
         """Stop, and prove that nothing is wrong with the books."""

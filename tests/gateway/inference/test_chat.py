@@ -38,9 +38,7 @@ def test_an_answer_with_text_usage_and_headers(shared: Any) -> None:
 def test_a_stream_adds_up_to_the_same_answer(shared: Any) -> None:
     client = shared.client()
     whole = client.chat.completions.create(model="tiny", messages=HELLO).choices[0].message.content
-    with client.chat.completions.stream(
-        model="tiny", messages=HELLO, stream_options={"include_usage": True}
-    ) as stream:
+    with client.chat.completions.stream(model="tiny", messages=HELLO, stream_options={"include_usage": True}) as stream:
         final = stream.get_final_completion()
     assert final.choices[0].message.content == whole
     assert final.choices[0].message.role == "assistant"
