@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     allow_open_files(2 * options.streams + 200)
     script = Script(tokens=tokens, interval_ms=1000 / options.rate, reply=REPLY, kv_tokens=2_000_000, tick_ms=5)
     with tempfile.TemporaryDirectory(prefix="headrace-streams-") as folder:
-        house = House(Path(folder) / "data", MODEL, script)
+        house = House(Path(folder) / "data", MODEL, script, options=("--max-running", str(options.streams)))
         server, endpoint = house.start()
         with server:
             wait_until_quiet(options.quiet)
