@@ -54,7 +54,7 @@ async def worker(path: Path, *command: str, parent: bool = False) -> AsyncIterat
     )
     client = EngineClient(path)
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):  # a busy machine loads a model slowly
             while not client.connected:
                 assert process.returncode is None
                 with contextlib.suppress(EngineError):

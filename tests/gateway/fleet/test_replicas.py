@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import uvloop
 
 from engine.answer import Delta
 from engine.config import EngineConfig
@@ -98,6 +99,7 @@ def run(
     scene: Callable[[Stage], Awaitable[None]],
     script: Script | None = None,
     patience: Patience | None = None,
+    loop: str = "asyncio",
 ) -> Stage:
     async def main() -> Stage:
         stage = Stage(folder, script or Script(vocab_size=256, tokens=500, interval_ms=2), patience)
@@ -111,7 +113,7 @@ def run(
         assert not stage.replica.client.connected
         return stage
 
-    return asyncio.run(main())
+    return uvloop.run(main()) if loop == "uvloop" else asyncio.run(main())
 
 
 def test_it_starts_serves_and_drains(tmp_path: Path) -> None:
@@ -191,6 +193,24 @@ def test_the_delay_doubles_and_is_forgotten_after_a_healthy_minute(tmp_path: Pat
 def test_delays_are_bounded() -> None:
     backoff = Backoff()
     assert [backoff.delay(n) for n in (1, 2, 3, 4, 5, 6, 7, 10_000)] == [1, 2, 4, 8, 16, 30, 30, 30]
+
+
+def children() -> set[str]:
+    """Process ids of this process's children, zombies included."""
+    return {pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8])
+def test_a_stop_in_the_midst_of_a_start_leaves_no_process(turns: int, loop: str, tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        stage.replica.launch()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+
+    before = children()
+    run(tmp_path, scene, loop=loop)
+    assert children() <= before
 
 
 def test_what_can_never_start_is_an_error_and_not_a_loop(tmp_path: Path) -> None:
