@@ -31,7 +31,7 @@ class LayerLoader:
     """Builds layers out of a checkpoint's tensors: on one device, in one type, counting what they hold."""
 
     def __init__(self, checkpoint: Checkpoint, ops: Ops, *, dtype: torch.dtype, device: str) -> None:
-        """dtype: type of dense weights and of activations."""
+        """dtype: type of dense weights, and of activations except on CPUs, where they are float32."""
         self.checkpoint = checkpoint
         self.ops = ops
         self.dtype = dtype
@@ -47,10 +47,10 @@ class LayerLoader:
         return value.to(self.device, self.dtype)
 
     def vector(self, name: str) -> Tensor:
-        """A norm's weight or a bias, in the activations' type."""
+        """A norm's weight, in the activations' type."""
         value = self.checkpoint.get(name)
         assert isinstance(value, Tensor) and value.dtype in FLOAT_TYPES
-        value = value.to(self.device, self.dtype).contiguous()
+        value = value.to(self.device, torch.float32 if self.device == "cpu" else self.dtype).contiguous()
         self.weight_bytes += value.nbytes
         return value
 

@@ -33,6 +33,8 @@ _ARCHITECTURES = {
 _PERMUTED = ("llama", "mistral")
 _PACKED: dict[str, BlockFormat] = {"Q4_0": "q4_0", "Q4_1": "q4_1", "Q8_0": "q8_0"}
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_DENSE_TYPE = {"F32": "float32", "BF16": "bfloat16"}
+"""Type of a file's weights when they run dense; quantised blocks have float16 scales."""
 
 _TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 _LAYER = {
@@ -102,7 +104,7 @@ def config_from_gguf(header: GGUFHeader) -> ModelConfig:
         windowed_layers=tuple(range(layers)) if window else (),
         eos_token_ids=gguf_stop_tokens(header),
         bos_token_id=header.get("tokenizer.ggml.bos_token_id", int),
-        torch_dtype="float32",
+        torch_dtype=_DENSE_TYPE.get(embedding.format, "float16"),
     ).check(header.path)
 
 

@@ -151,3 +151,19 @@ def test_loaded_model_says_what_it_holds(tmp_path: Path, load: Callable[..., Cau
     assert not ours.packed
     assert ours.config.max_position == 100
     assert ours.config.eos_token_ids == (2,)
+
+
+@pytest.mark.parametrize("choice", ["reference", "cpu"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_dense_weights_in_half_the_bytes(
+    dtype: str, choice: str, tmp_path: Path, load: Callable[..., CausalLM], paged_loop: Any
+) -> None:
+    theirs = make("qwen2", tmp_path)
+    logits = paged_loop(load(tmp_path, choice, dtype=dtype)).step([PROMPT])
+    assert logits.dtype == torch.float32
+    with torch.no_grad():
+        for key, value in theirs.named_parameters():
+            if value.dim() == 2:
+                value.copy_(value.to(getattr(torch, dtype)))
+            assert value.dtype == torch.float32, key
+    torch.testing.assert_close(logits, expected_logits(theirs), atol=1e-4, rtol=1e-4)

@@ -56,6 +56,7 @@ def test_packed_matrices_stay_in_blocks(format: str, kept: str, tmp_path: Path, 
     assert isinstance(value, BlockQuantized)
     assert (value.format, value.in_features, value.out_features) == (kept, 256, 256)
     assert value.data.dtype == torch.uint8 and value.data.is_contiguous()
+    assert checkpoint.config.torch_dtype == "float16"
     norm = checkpoint.get("model.norm.weight")
     assert isinstance(norm, Tensor) and norm.dtype == torch.float32
 
