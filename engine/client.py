@@ -94,7 +94,11 @@ class EngineClient:
             raise
         try:
             self._check(welcome)
-        except EngineError:
+            if self._connection is not None:
+                raise RuntimeError("the client was connected twice at once")
+            if connection.lost is not None:  # between its greeting and this line
+                raise EngineError("engine_down", f"the engine has gone: {connection.lost}")
+        except (EngineError, RuntimeError):
             connection.transport.abort()
             raise
         self._connection = connection
@@ -258,6 +262,8 @@ class _Connection(asyncio.Protocol):
         self._greeting = greeting
         self._reader = FrameReader()
         self._reason = "the connection was closed"
+        self.lost: str | None = None
+        """Why the connection has ended; None while it has not."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's transports are none by inheritance
@@ -274,10 +280,10 @@ class _Connection(asyncio.Protocol):
             self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        reason = str(exc) if exc is not None else self._reason
+        self.lost = str(exc) if exc is not None else self._reason
         if not self._greeting.done():
-            self._greeting.set_exception(ConnectionError(reason))
-        self._client.on_lost(self, reason)
+            self._greeting.set_exception(ConnectionError(self.lost))
+        self._client.on_lost(self, self.lost)
 
     def _greet(self, body: bytes) -> None:
         frame = decode_engine(body)

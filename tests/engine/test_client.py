@@ -434,6 +434,42 @@ def test_who_is_not_our_engine_is_not_talked_to(tmp_path: Path) -> None:
     assert run(scene)
 
 
+def test_an_engine_that_dies_with_its_greeting_is_noticed(tmp_path: Path) -> None:
+    greeting = wire.encode(
+        wire.Welcome(protocol=wire.PROTOCOL, epoch="e", model="m", max_context=1, vocab_size=1, kv_tokens=1, pid=1)
+    )
+
+    async def scene() -> None:
+        async def dying(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(greeting)
+            writer.close()
+
+        path = tmp_path / "dying.sock"
+        async with await asyncio.start_unix_server(dying, path):
+            client = EngineClient(path)
+            for _ in range(20):
+                with contextlib.suppress(EngineError):
+                    await client.connect()
+                await client.wait_lost()
+                assert not client.connected
+
+    assert run(scene)
+
+
+def test_two_connects_at_once_are_a_mistake(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with engine("scripted", tmp_path) as it:
+            client = EngineClient(it.path)
+            first, second = await asyncio.gather(client.connect(), client.connect(), return_exceptions=True)
+            assert {type(first), type(second)} == {wire.Welcome, RuntimeError}
+            with pytest.raises(RuntimeError, match="connected already"):
+                await client.connect()
+            assert (await client.snapshot()).running == 0
+            await client.close()
+
+    assert run(scene)
+
+
 def test_a_silent_engine_is_not_waited_for_longer_than_asked(tmp_path: Path) -> None:
     async def scene() -> None:
         done = asyncio.Event()

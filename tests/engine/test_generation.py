@@ -84,7 +84,9 @@ def test_what_arrived_is_read_at_once_and_the_end_once() -> None:
         await asyncio.sleep(0)
         engine.say("r", b"d", 4)
         assert await reader == [Delta(0, "d", [100])]
+        assert not generation.ended.done()
         engine.say("r", b"", 4, "length")
+        assert generation.ended.done()
         assert await generation.next() == [Delta(0, "", [], finish_reason="length")]
         assert await generation.next() == []
         assert await generation.final() == Counters(prompt=5, completion=4, started=True)
