@@ -24,6 +24,7 @@ from gateway.admission.capacity import Capacity
 from gateway.admission.keymap import KeyMap
 from gateway.bootstrap import Prepared
 from gateway.fleet.catalogue import Catalogue, Model
+from gateway.fleet.recommended import NONE, recommended_sampling
 from gateway.fleet.replicas import ENGINE_COMMAND, Replica, State
 from gateway.inference import models as model_lists
 from gateway.inference import pipeline
@@ -76,7 +77,9 @@ class Gateway:
         self.replica = replica(self.tokenizer) if replica is not None else self._make_replica(paths, model, source)
         engine = settings.engine
         capacity = Capacity(model, engine.max_running, engine.max_queued)
-        self.catalogue = Catalogue([Model(model, self.replica, self.tokenizer, capacity)])
+        recommended = recommended_sampling(source) if settings.sampling_defaults == "model" else NONE
+        offer = Model(model, self.replica, self.tokenizer, capacity, recommended=recommended)
+        self.catalogue = Catalogue([offer])
         self.keys = KeyMap(prepared.database, prepared.pepper, wall_us)
         self.metering: Metering
         self.services: Services

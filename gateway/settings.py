@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -40,6 +41,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """E-mail address of the first admin, who is created at the first start."""
     quota_status: int = 429
     """HTTP status of an answer that the balance does not cover: 429 or 402."""
+    sampling_defaults: Literal["model", "format"] = "model"
+    """How to sample where a request does not say: as the model's publisher recommends, or at the format's defaults."""
     drain_s: float = 30.0
     """On SIGTERM, seconds for running requests to finish."""
     slow_client_s: float = 60.0

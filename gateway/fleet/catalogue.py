@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
 from sqlalchemy import select
@@ -11,6 +11,7 @@ from sqlalchemy import select
 from engine.client import EngineClient
 from engine.tokenizer import Tokenizer
 from gateway.admission.capacity import Capacity
+from gateway.fleet.recommended import NONE
 from marketplace.ledger.meters import PriceVersion, current_price
 from marketplace.ledger.tables import price_version
 from marketplace.store.db import Database, ReadUnit
@@ -28,12 +29,22 @@ class Model:
     """One model on offer."""
 
     def __init__(
-        self, name: str, server: Server, tokenizer: Tokenizer, capacity: Capacity, *, created: int | None = None
+        self,
+        name: str,
+        server: Server,
+        tokenizer: Tokenizer,
+        capacity: Capacity,
+        *,
+        recommended: Mapping[str, float] = NONE,
+        created: int | None = None,
     ) -> None:
-        """`created` is the time in seconds that model lists show; now by default."""
+        """`recommended` is how the model is sampled where a request does not say; `created` is the time in seconds that
+        model lists show, now by default.
+        """
         self.name = name
         self.tokenizer = tokenizer
         self.capacity = capacity
+        self.recommended = recommended
         self.created = int(time.time()) if created is None else created
         self.price: PriceVersion | None = None
         """Current version; None until prices were read, and a model without a price is not served."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from engine.answer import Delta
@@ -40,11 +41,12 @@ class ChatAsk:
             raise errors.invalid("messages", "The messages have no content.")
         return [ids]
 
-    def params(self, prompt_tokens: int, max_context: int) -> SamplingParams:
+    def params(self, prompt_tokens: int, max_context: int, recommended: Mapping[str, float]) -> SamplingParams:
         """Sampling settings with the answer's limit."""
         request = self.request
         limit = room_for_answer(request.asked_max_tokens, prompt_tokens, max_context, "messages")
-        return sampling_params(request, limit, (request.top_logprobs or 0) if request.logprobs else None)
+        logprobs = (request.top_logprobs or 0) if request.logprobs else None
+        return sampling_params(request, limit, logprobs, recommended)
 
     def openings(self, tokenizer: Tokenizer) -> dict[int, str]:
         """Answers begin with nothing."""

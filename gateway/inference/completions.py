@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from msgspec import Meta
@@ -83,14 +84,14 @@ class CompletionAsk:
             encoded.append(ids)
         return encoded
 
-    def params(self, prompt_tokens: int, max_context: int) -> SamplingParams:
+    def params(self, prompt_tokens: int, max_context: int, recommended: Mapping[str, float]) -> SamplingParams:
         """Sampling settings with the answer's limit, 16 tokens where none was asked for."""
         request = self.request
         asked = request.max_tokens
         if asked is None:
             asked = max(1, min(DEFAULT_MAX_TOKENS, max_context - prompt_tokens))
         limit = room_for_answer(asked, prompt_tokens, max_context, "prompt")
-        return sampling_params(request, limit, request.logprobs)
+        return sampling_params(request, limit, request.logprobs, recommended)
 
     def openings(self, tokenizer: Tokenizer) -> dict[int, str]:
         """With `echo`, each choice begins with its prompt."""

@@ -42,5 +42,6 @@ def _render(model: Model) -> dict[str, Any]:
             "completion": per_token(price.completion),
             "input_cache_read": per_token(price.cached),
         },
+        "default_parameters": dict(model.recommended),
         "price_version": model.price.id,
     }

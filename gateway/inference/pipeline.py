@@ -144,7 +144,7 @@ async def _admit(services: Services, exchange: Exchange, ask: Ask, model: Model,
     else:
         prompts = ask.encode(model.tokenizer)
     max_context = model.max_context
-    params = [ask.params(len(prompt), max_context) for prompt in prompts]
+    params = [ask.params(len(prompt), max_context, model.recommended) for prompt in prompts]
     n = ask.request.n or 1
     now = round(services.clock() * 1e6)
     try:

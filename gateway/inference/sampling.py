@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -166,8 +166,11 @@ def _check_ids(field: str, ids: Iterable[int], vocab_size: int) -> None:
             )
 
 
-def sampling_params(request: Sampling, max_tokens: int, logprobs: int | None) -> SamplingParams:
-    """What the engine is asked for. `max_tokens` is what is left after all limits. Raises ApiError.
+def sampling_params(
+    request: Sampling, max_tokens: int, logprobs: int | None, recommended: Mapping[str, float]
+) -> SamplingParams:
+    """What the engine is asked for; `recommended` holds where the request does not say. `max_tokens` is what is left
+    after all limits. Raises ApiError.
 
     top_p 0 keeps only the most probable token, which the smallest positive mass does too; top_k -1 is another name of
     0.
@@ -197,5 +200,5 @@ def sampling_params(request: Sampling, max_tokens: int, logprobs: int | None) ->
         stop=stop_strings(request.stop),
         stop_token_ids=tuple(request.stop_token_ids or ()),
         logprobs=logprobs,
-        **{name: value for name, value in chosen.items() if value is not None},
+        **{**recommended, **{name: value for name, value in chosen.items() if value is not None}},
     )

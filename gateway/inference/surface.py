@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from engine.answer import Delta
@@ -31,8 +32,11 @@ class Ask(Protocol):
     def encode(self, tokenizer: Tokenizer) -> list[list[int]]:
         """The prompts as token ids, each of which is answered `n` times. Raises ApiError."""
 
-    def params(self, prompt_tokens: int, max_context: int) -> SamplingParams:
-        """What to ask of the engine for a prompt of this length. Raises ApiError."""
+    def params(self, prompt_tokens: int, max_context: int, recommended: Mapping[str, float]) -> SamplingParams:
+        """What to ask of the engine for a prompt of this length, as recommended where the request does not say.
+
+        Raises ApiError.
+        """
 
     def openings(self, tokenizer: Tokenizer) -> dict[int, str]:
         """Text that choices begin with."""

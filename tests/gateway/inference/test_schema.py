@@ -360,13 +360,23 @@ def test_sampling_fields_reach_the_engine() -> None:
         include_stop_str_in_output=True,
         skip_special_tokens=False,
     )
-    params = sampling_params(request, 64, 5)
+    params = sampling_params(request, 64, 5, {})
     params.verify(vocab_size=8)
     assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.5, 1e-9, 0, 0.1)
     assert (params.repetition_penalty, params.frequency_penalty, params.presence_penalty) == (1.2, 1, -1)
     assert (params.logit_bias, params.seed, params.stop, params.stop_token_ids) == ({7: -100}, 11, ("END",), (3,))
     assert (params.min_tokens, params.max_tokens, params.logprobs) == (2, 64, 5)
     assert params.ignore_eos and params.include_stop and not params.skip_special_tokens
+
+
+def test_a_recommendation_holds_where_the_request_does_not_say() -> None:
+    recommended = {"temperature": 0.2, "top_p": 0.9, "top_k": 50}
+    silent, _ = parse()
+    params = sampling_params(silent, 64, None, recommended)
+    assert (params.temperature, params.top_p, params.top_k) == (0.2, 0.9, 50)
+    said, _ = parse(temperature=0, top_p=1.0)
+    params = sampling_params(said, 64, None, recommended)
+    assert (params.temperature, params.top_p, params.top_k) == (0, 1.0, 50)
 
 
 def test_token_ids_must_exist_in_the_model() -> None:
@@ -383,7 +393,7 @@ def test_token_ids_must_exist_in_the_model() -> None:
 def test_min_tokens_above_the_limit_is_refused() -> None:
     request, _ = parse(min_tokens=10)
     with pytest.raises(ApiError) as caught:
-        sampling_params(request, 9, None)
+        sampling_params(request, 9, None, {})
     assert caught.value.param == "min_tokens"
 
 
@@ -404,7 +414,7 @@ def test_any_json_is_parsed_or_refused_and_never_crashes(fields: dict[str, Any])
     try:
         request, _ = parse_chat(body)
         template_messages(request)
-        sampling_params(request, request.asked_max_tokens or 2**31, None).verify()
+        sampling_params(request, request.asked_max_tokens or 2**31, None, {}).verify()
         accepted = True
     except ApiError as error:
         accepted = False
