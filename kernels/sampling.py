@@ -32,6 +32,9 @@ MIN_TEMPERATURE = 1e-5
 _MASK64 = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _BLOCK = 64
+_FEW = 64
+_BINS, _BINS_PER_UNIT = 1024, 16
+"""Of the histogram of scaled logits below the largest"""
 
 # One token in 400 has noise above _RARE. The best of those, and of the largest logit, is a bound that a token without
 # such noise reaches only with a large logit and noise that is not small either; the logarithms of all others are never
@@ -183,40 +186,44 @@ def _best(ids: Ids, scores: Scores) -> int:
 
 
 def kept_tokens(row: Row, temperature: float, top_k: int, top_p: float, min_p: float) -> Ids:
-    """Ids that survive the truncation (at least one), most probable first. At least one filter is on; the maximum is
+    """Ids that survive the truncation, at least one, in no particular order. One filter is on; the maximum is
     finite."""
-    size = row.shape[0]
     largest = row.max()
-    if 0 < top_k < size:
+    if 0 < top_k < row.shape[0]:
         ids = top_tokens(row, top_k)
         if top_p < 1.0:
             weights = _weights(row[ids], largest, temperature)
             ids = ids[: _nucleus(weights, top_p * float(weights.sum()))]
     elif top_p < 1.0:
-        scaled = (row - largest) * np.float32(1.0 / temperature)
-        ids = _nucleus_of_all(row, temperature, top_p * float(np.exp(scaled).sum(dtype=np.float64)))
+        ids = _nucleus_of_all(row, largest, temperature, top_p)
     else:
-        bound = largest + temperature * math.log(min_p)
-        found = np.flatnonzero(row >= bound)
-        return found[np.argsort(-row[found], kind="stable")]
+        return np.flatnonzero(row >= largest + temperature * math.log(min_p))
     if min_p > 0.0:
-        bound = largest + temperature * math.log(min_p)
-        ids = ids[: int(np.count_nonzero(row[ids] >= bound))]
+        ids = ids[row[ids] >= largest + temperature * math.log(min_p)]
     return ids
 
 
-def _nucleus_of_all(row: Row, temperature: float, mass: float) -> Ids:
-    """The shortest prefix of all tokens, most probable first, that reaches `mass`: looked for among ever more of
-    them."""
-    size = row.shape[0]
-    largest = row.max()
-    among = 64
-    while True:
-        ids = top_tokens(row, min(among, size))
-        weights = _weights(row[ids], largest, temperature)
-        if among >= size or float(weights.sum()) >= mass:
-            return ids[: _nucleus(weights, mass)]
-        among *= 8
+def _nucleus_of_all(row: Row, largest: np.float32, temperature: float, top_p: float) -> Ids:
+    """The smallest set of the most probable tokens that holds top_p of the whole mass.
+
+    Mostly a few tokens: those are looked at first. Otherwise a histogram of the logits finds the bin in which the limit
+    is reached, and only that bin is sorted.
+    """
+    below = (largest - row) * np.float32(1.0 / temperature)
+    weights = np.exp(-below)
+    mass = top_p * float(weights.sum(dtype=np.float64))
+    few = top_tokens(row, min(_FEW, row.shape[0]))
+    of_few = _weights(row[few], largest, temperature)
+    if float(of_few.sum()) >= mass:
+        return few[: _nucleus(of_few, mass)]
+    bins = np.minimum(below * np.float32(_BINS_PER_UNIT), np.float32(_BINS - 1)).astype(np.intp)
+    reached = np.cumsum(np.bincount(bins, weights=weights, minlength=_BINS))
+    last = min(int(np.searchsorted(reached, mass)), _BINS - 1)
+    edge = np.flatnonzero(bins == last)
+    edge = edge[np.argsort(-row[edge], kind="stable")]
+    missing = mass - (float(reached[last - 1]) if last else 0.0)
+    edge = edge[: _nucleus(_weights(row[edge], largest, temperature), missing)]
+    return np.concatenate((np.flatnonzero(bins < last), edge))
 
 
 def _nucleus(weights: Scores, mass: float) -> int:
