@@ -17,6 +17,7 @@ What callers may rely on
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import json
 import sqlite3
@@ -41,10 +42,14 @@ _SCHEMA = (
 _PROBE_SECONDS = 0.25
 _PRUNE_SECONDS = 0.5
 """Applied records are deleted when the thread has been idle for this long, and at the latest every so often."""
-_FOLD_COMMITS = 64
-_WAL_LIMIT = 8 * 1024 * 1024
-"""Bytes of write-ahead log after which it is folded into the file, after the waiting requests were answered."""
-
+_ROOM = 2 * 1024 * 1024
+"""Bytes written and deleted at opening, so that the write-ahead log has its place on the disk: an fsync of a file that
+grows costs twice one that does not, because the file system must write its own journal, too.
+"""
+_FOLD_BYTES = 3 * 1024 * 1024
+"""Written bytes after which the log is folded into the file and begun again from its start."""
+_COMMIT_BYTES = 8 * 1024
+"""What a commit writes besides its records, about: the pages that it touches."""
 
 _join = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[JournalRecord]).decode
@@ -139,6 +144,7 @@ class Journal:
                         connection.execute(statement)
                     connection.execute("INSERT OR IGNORE INTO meta VALUES ('node', ?)", (f"gateway-{uuid.uuid4()}",))
                 node = _meta(connection, "node")
+                _make_room(connection)
             except BaseException:
                 connection.close()
                 raise
@@ -318,8 +324,8 @@ class Journal:
 
     def _write(self, batch: _Batch) -> None:
         bodies = [entry.body for entry in batch if entry.body is not None]
-        last_seq = self._committed_seq + len(bodies)
-        insert = ("INSERT INTO journal VALUES (?, ?)", (last_seq, _join(bodies)))
+        last_seq, body = self._committed_seq + len(bodies), _join(bodies)
+        insert = ("INSERT INTO journal VALUES (?, ?)", (last_seq, body))
         now = time.monotonic()
         prune = self._prune_to > self.pruned_seq and (not bodies or now - self._pruned_at > _PRUNE_SECONDS)
         if prune or self._new_epochs is not None:
@@ -329,6 +335,7 @@ class Journal:
             failpoints.hit("journal.before_commit")
             self._connection.execute(*insert)
         self._committed_seq = last_seq
+        self._unfolded += len(body) + _COMMIT_BYTES
 
     def _write_with_upkeep(self, insert: tuple[str, tuple[int, bytes]] | None, prune: bool) -> None:
         prune_to, epochs = self._prune_to, self._new_epochs
@@ -350,15 +357,12 @@ class Journal:
 
     def _fold(self) -> None:
         """Checkpoint a long write-ahead log here, not inside a commit that a request waits for."""
-        self._unfolded += 1
-        if self._unfolded < _FOLD_COMMITS:
+        if self._unfolded < _FOLD_BYTES:
             return
         self._unfolded = 0
-        try:
-            if Path(f"{self.path}-wal").stat().st_size > _WAL_LIMIT:
-                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        except (OSError, sqlite3.Error):
-            return  # the next commit meets the same disk and reports it
+        # An error is left to the next commit, which meets the same disk and reports it.
+        with contextlib.suppress(sqlite3.Error):
+            self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def _give_up(self, batch: _Batch, reason: str) -> None:
         """Report the loss, then probe until a write succeeds again."""
@@ -408,6 +412,15 @@ def _connect(path: Path) -> sqlite3.Connection:
     connection.execute("PRAGMA synchronous=FULL")
     connection.execute("PRAGMA wal_autocheckpoint=0")
     return connection
+
+
+def _make_room(connection: sqlite3.Connection) -> None:
+    """Give the write-ahead log its size on disk. Without room for it the journal still works, a little slower."""
+    with contextlib.suppress(sqlite3.OperationalError):
+        connection.execute("CREATE TABLE IF NOT EXISTS room (bytes BLOB)")
+        connection.execute("INSERT INTO room VALUES (zeroblob(?))", (_ROOM,))
+        connection.execute("DELETE FROM room")
+        connection.execute("PRAGMA wal_checkpoint(RESTART)")
 
 
 def _meta(connection: sqlite3.Connection, key: str) -> str | None:
