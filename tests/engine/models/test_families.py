@@ -167,3 +167,13 @@ def test_dense_weights_in_half_the_bytes(
                 value.copy_(value.to(getattr(torch, dtype)))
             assert value.dtype == torch.float32, key
     torch.testing.assert_close(logits, expected_logits(theirs), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("choice", ["reference", "cpu"])
+def test_a_chunk_whose_logits_nobody_wants(
+    choice: str, tmp_path: Path, load: Callable[..., CausalLM], paged_loop: Any
+) -> None:
+    theirs = make("llama", tmp_path)
+    loop = paged_loop(load(tmp_path, choice))
+    assert loop.step([PROMPT[:20]], rows=[]).shape == (0, 157)
+    torch.testing.assert_close(loop.step([PROMPT[20:]]), expected_logits(theirs)[20:], atol=1e-4, rtol=1e-4)
