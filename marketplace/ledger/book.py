@@ -88,6 +88,16 @@ class Account:
         if self.held < 0:
             raise LedgerError(f"account {self.id} would hold {self.held}")
 
+    def row(self) -> dict[str, int | str]:
+        """Return what steps change, and the id."""
+        return {
+            "id": self.id,
+            "posted": self.posted,
+            "held": self.held,
+            "entries": self.entries,
+            "version": self.version,
+        }
+
     def state(self) -> AccountState:
         """Return what others may know of it."""
         return AccountState(self.posted, self.held, self.credit_limit, self.unlimited, self.version)

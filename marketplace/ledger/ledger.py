@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Sequence
-from dataclasses import asdict
 
 import msgspec
 from sqlalchemy import insert, select, update
@@ -134,7 +133,7 @@ def save_accounts(unit: WriteUnit, accounts: Collection[Account]) -> None:
     changed = [item for item in accounts if item.changed]
     for item in changed:
         item.version += 1
-    unit.update_rows(account, "id", _CHANGING, [asdict(item) for item in changed])
+    unit.update_rows(account, "id", _CHANGING, [item.row() for item in changed])
 
 
 def post(

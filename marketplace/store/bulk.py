@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any
 
 from sqlalchemy import BigInteger, Boolean, Column, Connection, LargeBinary, Table, Text
@@ -40,9 +41,23 @@ def update_rows(
 
 def _run(connection: Connection, statement: str, order: tuple[str, ...], rows: Sequence[Mapping[str, Any]]) -> None:
     if connection.dialect.name == "sqlite":
-        connection.exec_driver_sql(statement, [tuple(row[name] for name in order) for row in rows])
+        connection.exec_driver_sql(statement, list(map(itemgetter(*order), rows)))
     else:
-        connection.exec_driver_sql(statement, tuple([row[name] for row in rows] for name in order))
+        connection.exec_driver_sql(statement, tuple(_array_literal([row[name] for row in rows]) for name in order))
+
+
+def _array_literal(values: Sequence[Any]) -> str:
+    """Return PostgreSQL's text form of an array, to be bound as one parameter: psycopg's own takes ten times as
+    long."""
+    return "{" + ",".join([_element(value) for value in values]) + "}"
+
+
+def _element(value: Any) -> str:
+    if isinstance(value, str):
+        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    if isinstance(value, bytes):
+        return f'"\\\\x{value.hex()}"'
+    return "NULL" if value is None else str(value)
 
 
 @lru_cache(maxsize=64)

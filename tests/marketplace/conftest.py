@@ -6,7 +6,7 @@ import itertools
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from random import Random
+from random import Random as RandomNumbers
 
 import pytest
 from sqlalchemy import create_engine, make_url, select, text
@@ -22,7 +22,7 @@ from marketplace.ledger.records import Checkpoint, Extend, Hold, JournalRecord, 
 from marketplace.ledger.rules import Outcome, judge
 from marketplace.ledger.tables import account
 from marketplace.store.db import Database
-from marketplace.store.ids import new_id
+from marketplace.store.ids import Random, new_id
 from marketplace.store.schema import metadata
 
 MakeDatabase = Callable[[], Database]
@@ -150,7 +150,7 @@ class Shop:
         self.database = database
         self.now = 1_700_000_000_000_000
         self.seq = 0
-        self.random = Random(7).randbytes
+        self.random: Random = RandomNumbers(7).randbytes
         self.price_id = self.price(1_000_000, 500_000, 2_000_000)
 
     def tick(self) -> int:

@@ -125,7 +125,7 @@ def test_names(shop: Shop, name: str) -> None:
 
 
 def test_the_same_secret_cannot_be_two_keys(shop: Shop) -> None:
-    shop.random = lambda size: b"7" * size
+    shop.random = lambda n: b"7" * n
     _create(shop)
     with pytest.raises(IntegrityError):
         _create(shop)

@@ -203,7 +203,12 @@ def test_a_record_known_by_its_content_changes_nothing(shop: Shop) -> None:
     """The same events under new numbers, as a journal that was rebuilt would bring them."""
     a = shop.customer(balance=1000)
     first, second = shop.hold(a, 100), shop.hold(a, 100)
-    records = [first, second, shop.settle(first.request_id, 10, 0, 1), shop.void(second.request_id)]
+    records: list[JournalRecord] = [
+        first,
+        second,
+        shop.settle(first.request_id, 10, 0, 1),
+        shop.void(second.request_id),
+    ]
     shop.apply(*records)
     before = shop.dump(without=("applied_seq",))
     done = shop.apply(*(with_seq(record, record.seq + 100) for record in records))

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import func, select
 
 from marketplace.ledger import ledger
-from marketplace.ledger.book import InsufficientFundsError, LedgerError, UnknownAccountError
+from marketplace.ledger.book import AccountState, InsufficientFundsError, LedgerError, UnknownAccountError
 from marketplace.ledger.ledger import CLEARING, WRITEOFF, CreditInUseError, IdempotencyConflictError, Posted
 from marketplace.ledger.money import MAX_AMOUNT, MoneyError
 from marketplace.ledger.tables import entry, ledger_tx
@@ -168,7 +168,7 @@ def test_platform_accounts_have_no_credit(shop: Shop) -> None:
 def test_changes_by_hand_are_announced_those_of_the_journal_are_not(shop: Shop) -> None:
     a, b = shop.customer(balance=1000), shop.customer()
 
-    def changes(since: int) -> tuple[int, dict[str, ledger.AccountState]]:
+    def changes(since: int) -> tuple[int, dict[str, AccountState]]:
         with shop.database.read() as unit:
             return ledger.changed_since(unit, since)
 

@@ -238,29 +238,27 @@ class Life(RuleBasedStateMachine):
         assert report.clean, "\n".join(report.lines())
 
 
-def test_a_random_life(fresh_database: MakeDatabase, make_shop: Callable[[Database], Shop]) -> None:
+def _live(fresh: MakeDatabase, make_shop: Callable[[Database], Shop], examples: int, steps: int) -> list[Life]:
     lives: list[Life] = []
 
     def begin() -> Life:
-        lives.append(Life(make_shop(fresh_database())))
+        lives.append(Life(make_shop(fresh())))
         return lives[-1]
 
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
-        begin, settings=settings(max_examples=20, stateful_step_count=40, suppress_health_check=list(HealthCheck))
+    run_state_machine_as_test(
+        begin,  # type: ignore[arg-type]  # any callable that makes a machine is called the same way
+        settings=settings(max_examples=examples, stateful_step_count=steps, suppress_health_check=list(HealthCheck)),
     )
+    return lives
+
+
+def test_a_random_life(fresh_database: MakeDatabase, make_shop: Callable[[Database], Shop]) -> None:
+    lives = _live(fresh_database, make_shop, examples=20, steps=40)
     assert any(life.paid for life in lives) and any(life.refunded for life in lives)
     assert any(life.platform[WRITEOFF] for life in lives)
 
 
 @pytest.mark.slow
 def test_many_random_lives(fresh_database: MakeDatabase, make_shop: Callable[[Database], Shop]) -> None:
-    lives: list[Life] = []
-
-    def begin() -> Life:
-        lives.append(Life(make_shop(fresh_database())))
-        return lives[-1]
-
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
-        begin, settings=settings(max_examples=200, stateful_step_count=80, suppress_health_check=list(HealthCheck))
-    )
+    lives = _live(fresh_database, make_shop, examples=200, steps=80)
     assert len(lives) >= 200

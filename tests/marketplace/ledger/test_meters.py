@@ -9,7 +9,7 @@ from sqlalchemy.exc import IntegrityError
 
 from marketplace.ledger import meters
 from marketplace.ledger.money import MoneyError, Price
-from marketplace.ledger.rules import DAY_US
+from marketplace.ledger.rules import DAY_US, Outcome
 
 if TYPE_CHECKING:
     from tests.marketplace.conftest import Shop
@@ -76,9 +76,10 @@ def test_abandoned_prefill_is_counted_by_day(shop: Shop) -> None:
 
 def test_totals(shop: Shop) -> None:
     a = shop.customer(balance=10_000)
-    for outcome in ("finished", "engine_error"):
+    outcomes: tuple[Outcome, ...] = ("finished", "engine_error")
+    for outcome in outcomes:
         record = shop.hold(a, 500)
-        shop.apply(record, shop.settle(record.request_id, 100, 40, 50, outcome=outcome))  # type: ignore[arg-type]
+        shop.apply(record, shop.settle(record.request_id, 100, 40, 50, outcome=outcome))
     with shop.database.read() as unit:
         everything = meters.token_totals(unit)
         assert everything == meters.TokenTotals(requests=2, prompt=200, cached=80, completion=100, cost=180)

@@ -4,10 +4,28 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine, event, func, insert, select, text, update
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    create_engine,
+    event,
+    func,
+    insert,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 
 from marketplace.ledger.tables import account, entry
@@ -159,8 +177,54 @@ def test_rows_in_bulk(database: Database) -> None:
     assert found == {row["name"]: row["value"] for row in rows} | {"n7": 70, "n8": 80}
 
 
+@given(
+    st.lists(
+        st.tuples(
+            st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=8),
+            st.binary(max_size=8),
+            st.integers(-(2**63), 2**63 - 1),
+            st.none() | st.integers(-9, 9),
+            st.none() | st.sampled_from(["", "NULL", "null", "{}", '"', "\\", "a,b", "\\x00"]),
+        ),
+        min_size=1,
+        max_size=5,
+        unique_by=lambda row: row[2],
+    )
+)
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
+def test_rows_in_bulk_come_back_as_they_went(
+    database: Database, rows: list[tuple[str, bytes, int, int | None, str | None]]
+) -> None:
+    table = Table(
+        "odd",
+        MetaData(),
+        Column("id", BigInteger, primary_key=True, autoincrement=False),
+        Column("text", Text),
+        Column("bytes", LargeBinary),
+        Column("number", BigInteger),
+        Column("maybe", Text),
+        Column("truth", Boolean),
+    )
+    values = [
+        {"id": key, "text": words, "bytes": raw, "number": number, "maybe": maybe, "truth": key % 2 == 0}
+        for words, raw, key, number, maybe in rows
+    ]
+    with database.write() as unit:
+        table.create(unit._connection)
+        unit.insert_rows(table, values)
+        found = [dict(row._mapping) for row in unit.select(select(table).order_by(table.c.id))]
+        assert found == sorted(values, key=itemgetter("id"))
+        columns = ("text", "bytes", "number", "maybe", "truth")
+        turned = [row | {"truth": not row["truth"], "text": str(row["text"])[::-1]} for row in values]
+        unit.update_rows(table, "id", columns, turned)
+        found = [dict(row._mapping) for row in unit.select(select(table).order_by(table.c.id))]
+        assert found == sorted(turned, key=itemgetter("id"))
+        table.drop(unit._connection)
+
+
 def test_a_customer_has_one_account(database: Database) -> None:
-    row = dict.fromkeys(("posted", "held", "credit_limit", "entries", "version", "epoch", "created_at"), 0)
+    numbers = ("posted", "held", "credit_limit", "entries", "version", "epoch", "created_at")
+    row: dict[str, object] = dict.fromkeys(numbers, 0)
     row |= {"kind": "customer", "owner_kind": "user", "owner_id": "u", "unlimited": False}
     with database.write() as unit:
         unit.execute(insert(account).values(id="a", **row))
