@@ -83,7 +83,9 @@ def _from_hub(repo: str, cache: Path) -> Path:
         # It shows its own progress bars, and resumes and locks its own files
         folder = Path(snapshot_download(repo, cache_dir=cache / "hub", allow_patterns=_HUB_FILES))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise WeightsError(f"{repo}: cannot be fetched from the hub: {error}") from error
+        # The hub's messages run over several lines; ours is one
+        reason = " ".join(str(error).split())
+        raise WeightsError(f"{repo}: cannot be fetched from the hub: {reason}") from error
     if not (folder / "config.json").exists() or not any(folder.glob("*.safetensors")):
         raise WeightsError(
             f"{repo}: the repository has no config.json with *.safetensors; for GGUF, download a file and name it"
