@@ -17,8 +17,10 @@ from torch import Tensor
 
 from kernels.arena import Arena
 from kernels.blocks import check_part
+from kernels.decoder import DecoderProgram, DecoderSpec
 from kernels.interface import Activation, BlockFormat, BlockQuantized, LinearWeight, WeightPart, rows_of
 from kernels.native_library import load
+from kernels.native_structs import SIGNATURES, AttentionArgs, RopeArgs, Segment, WeightStruct
 from kernels.reference import check_parts
 
 _FLOAT_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -32,62 +34,6 @@ _ERRORS: dict[int, tuple[type[Exception], str]] = {
     5: (IndexError, "a page of the page table is outside the KV cache"),
     6: (ValueError, "query starts, KV lengths and the page table's width do not fit together"),
     7: (IndexError, "a row is outside the batch"),
-}
-
-_ptr, _i32, _i64, _f32 = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
-
-
-class Segment(ctypes.Structure):
-    """hr_segment of headrace.h."""
-
-    _fields_ = (("kind", ctypes.c_int32), ("rows", ctypes.c_int32), ("data", _ptr))
-
-
-class WeightStruct(ctypes.Structure):
-    """hr_weight of headrace.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_int32) for name in ("in_features", "out_features", "segments", "reserved")),
-        ("segment", ctypes.POINTER(Segment)),
-        ("bias", _ptr),
-    )
-
-
-class RopeArgs(ctypes.Structure):
-    """hr_rope_args of headrace.h."""
-
-    _fields_ = (
-        *((name, _ptr) for name in ("qkv", "positions", "slots", "cos_sin", "q_norm", "k_norm", "keys", "values", "q")),
-        *((name, _i64) for name in ("tokens", "max_positions", "num_slots")),
-        *((name, ctypes.c_int32) for name in ("q_heads", "kv_heads", "head_dim", "page_size", "kv_kind")),
-        ("eps", _f32),
-    )
-
-
-class AttentionArgs(ctypes.Structure):
-    """hr_attention_args of headrace.h."""
-
-    _fields_ = (
-        *((name, _ptr) for name in ("q", "keys", "values", "q_starts", "kv_lens", "page_table", "out")),
-        *((name, _i64) for name in ("tokens", "num_pages")),
-        *((name, ctypes.c_int32) for name in ("seqs", "table_width", "q_heads", "kv_heads", "head_dim", "page_size")),
-        *((name, ctypes.c_int32) for name in ("kv_kind", "window")),
-        ("scale", _f32),
-    )
-
-
-_SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
-    "hr_lanes": (_i32, ()),
-    "hr_pool_new": (_ptr, (_i32,)),
-    "hr_pool_free": (None, (_ptr,)),
-    "hr_packed_bytes": (_i64, (_i32, _i64, _i64)),
-    "hr_pack": (None, (_i32, _i64, _i64, _ptr, _ptr)),
-    "hr_linear": (_i32, (_ptr, _ptr, _ptr, _i64, _ptr)),
-    "hr_embed": (_i32, (_ptr, _ptr, _ptr, _i64, _ptr)),
-    "hr_rms_norm": (_i32, (_ptr, _ptr, _ptr, _ptr, _i64, _i64, _f32, _ptr)),
-    "hr_gated": (_i32, (_ptr, _ptr, _i64, _i64, _i32, _ptr)),
-    "hr_rope_cache": (_i32, (_ptr, _ptr)),
-    "hr_attention": (_i32, (_ptr, _ptr)),
 }
 
 
@@ -119,7 +65,7 @@ class CpuOps:
     ) -> None:
         """threads: 0 for all cores this process may use. Raises BuildError when the native library cannot be built."""
         library = load(cache_dir, flags)
-        for function, (result, arguments) in _SIGNATURES.items():
+        for function, (result, arguments) in SIGNATURES.items():
             getattr(library, function).restype = result
             getattr(library, function).argtypes = arguments
         self.threads = threads or len(os.sched_getaffinity(0))
@@ -153,19 +99,21 @@ class CpuOps:
 
     def linear(self, x: Tensor, weight: LinearWeight) -> Tensor:
         """x [T, K] · weightᵀ + bias → [T, N]."""
-        packed = _packed(weight)
+        packed = packed_weight(weight)
         if x.dim() != 2 or x.shape[1] != packed.in_features:
             raise ValueError(f"linear needs x of [T, {packed.in_features}], not {list(x.shape)}")
         out = torch.empty(x.shape[0], packed.out_features)
-        self._check(self._library.hr_linear(self._pool, packed.address, _floats(x), x.shape[0], out.data_ptr()))
+        check(self._library.hr_linear(self._pool, packed.address, float_address(x), x.shape[0], out.data_ptr()))
         return out
 
     def embed(self, token_ids: Tensor, weight: LinearWeight) -> Tensor:
         """Dequantised rows [T, H]. Raises IndexError for an id outside the weight."""
-        packed = _packed(weight)
+        packed = packed_weight(weight)
         out = torch.empty(token_ids.shape[0], packed.in_features)
-        self._check(
-            self._library.hr_embed(self._pool, packed.address, _ints(token_ids), token_ids.shape[0], out.data_ptr())
+        check(
+            self._library.hr_embed(
+                self._pool, packed.address, int_address(token_ids), token_ids.shape[0], out.data_ptr()
+            )
         )
         return out
 
@@ -175,10 +123,10 @@ class CpuOps:
         if weight.shape != (width,) or (residual is not None and residual.shape != x.shape):
             raise ValueError(f"rms_norm of {list(x.shape)} does not fit weight {list(weight.shape)} or the residual")
         out = torch.empty(x.shape)
-        self._check(
+        check(
             self._library.hr_rms_norm(
-                self._pool, _floats(x), None if residual is None else _floats(residual), _floats(weight),
-                x.numel() // max(width, 1), width, eps, out.data_ptr(),
+                self._pool, float_address(x), None if residual is None else float_address(residual),
+                float_address(weight), x.numel() // max(width, 1), width, eps, out.data_ptr(),
             )
         )  # fmt: skip
         return out
@@ -199,7 +147,7 @@ class CpuOps:
     ) -> Tensor:
         """Rotate q and k, write k and v, return q [T, Hq, D]. Raises IndexError before anything is written."""
         tokens = qkv.shape[0]
-        pages, page_size, head_dim, kind = _cache(key_cache, value_cache, num_kv_heads)
+        pages, page_size, head_dim, kind = cache_shape(key_cache, value_cache, num_kv_heads)
         if qkv.shape != (tokens, (num_q_heads + 2 * num_kv_heads) * head_dim) or cos_sin.shape[1] != head_dim:
             raise ValueError(f"qkv {list(qkv.shape)} and angles {list(cos_sin.shape)} do not fit heads of {head_dim}")
         if positions.shape != (tokens,) or slots.shape != (tokens,):
@@ -208,13 +156,13 @@ class CpuOps:
             raise ValueError(f"q and k norms must be [{head_dim}]")
         q = torch.empty(tokens, num_q_heads, head_dim)
         args = RopeArgs(
-            _floats(qkv), _ints(positions), _ints(slots), _floats(cos_sin),
-            None if q_norm is None else _floats(q_norm), None if k_norm is None else _floats(k_norm),
+            float_address(qkv), int_address(positions), int_address(slots), float_address(cos_sin),
+            None if q_norm is None else float_address(q_norm), None if k_norm is None else float_address(k_norm),
             key_cache.data_ptr(), value_cache.data_ptr(), q.data_ptr(),
             tokens, cos_sin.shape[0], pages * page_size,
             num_q_heads, num_kv_heads, head_dim, page_size, kind, eps,
         )  # fmt: skip
-        self._check(self._library.hr_rope_cache(self._pool, ctypes.addressof(args)))
+        check(self._library.hr_rope_cache(self._pool, ctypes.addressof(args)))
         return q
 
     def paged_attention(
@@ -230,7 +178,7 @@ class CpuOps:
     ) -> Tensor:
         """Causal attention over pages → [T, Hq·D]. Raises IndexError or ValueError before a foreign page is read."""
         tokens, num_q_heads, head_dim = q.shape
-        pages, page_size, cache_dim, kind = _cache(key_cache, value_cache, key_cache.shape[1])
+        pages, page_size, cache_dim, kind = cache_shape(key_cache, value_cache, key_cache.shape[1])
         seqs = kv_lens.shape[0]
         if cache_dim != head_dim or num_q_heads % key_cache.shape[1]:
             raise ValueError(f"q {list(q.shape)} does not fit a cache of {list(key_cache.shape)}")
@@ -238,12 +186,12 @@ class CpuOps:
             raise ValueError(f"{seqs} sequences need q_starts [{seqs + 1}] and page_table [{seqs}, P]")
         out = torch.empty(tokens, num_q_heads * head_dim)
         args = AttentionArgs(
-            _floats(q), key_cache.data_ptr(), value_cache.data_ptr(), _ints(q_starts), _ints(kv_lens),
-            _ints(page_table),
+            float_address(q), key_cache.data_ptr(), value_cache.data_ptr(), int_address(q_starts), int_address(kv_lens),
+            int_address(page_table),
             out.data_ptr(), tokens, pages,
             seqs, page_table.shape[1], num_q_heads, key_cache.shape[1], head_dim, page_size, kind, window, scale,
         )  # fmt: skip
-        self._check(self._library.hr_attention(self._pool, ctypes.addressof(args)))
+        check(self._library.hr_attention(self._pool, ctypes.addressof(args)))
         return out
 
     def gated(self, gate_up: Tensor, activation: Activation = "silu") -> Tensor:
@@ -254,41 +202,53 @@ class CpuOps:
         if gate_up.dim() != 2 or gate_up.shape[1] % 2:
             raise ValueError(f"gated needs [T, 2·I], not {list(gate_up.shape)}")
         out = torch.empty(rows, width)
-        self._check(
-            self._library.hr_gated(self._pool, _floats(gate_up), rows, width, activation == "gelu_tanh", out.data_ptr())
+        check(
+            self._library.hr_gated(
+                self._pool, float_address(gate_up), rows, width, activation == "gelu_tanh", out.data_ptr()
+            )
         )
         return out
 
-    @staticmethod
-    def _check(code: int) -> None:
-        if code:
-            kind, message = _ERRORS[code]
-            raise kind(message)
+    def decoder(self, spec: DecoderSpec) -> DecoderProgram:
+        """The whole decoder as one native call. Raises TypeError or ValueError for weights that do not fit."""
+        from kernels.cpu_decoder import NativeDecoder
+
+        return NativeDecoder(self._library, self._pool, spec, self)
+
+
+def check(code: int) -> None:
+    """Raise what a native operation's result stands for; 0 is success."""
+    if code:
+        kind, message = _ERRORS[code]
+        raise kind(message)
 
 
 def _kind(part: WeightPart) -> int:
     return _BLOCK_KINDS[part.format] if isinstance(part, BlockQuantized) else _FLOAT_KINDS[part.dtype]
 
 
-def _packed(weight: LinearWeight) -> PackedWeight:
+def packed_weight(weight: LinearWeight) -> PackedWeight:
+    """The weight, which must come from this implementation's `pack`. Raises TypeError."""
     if not isinstance(weight, PackedWeight):
         raise TypeError(f"this weight was packed by another implementation: {type(weight).__name__}")
     return weight
 
 
-def _floats(x: Tensor) -> int:
+def float_address(x: Tensor) -> int:
+    """Address of a contiguous float32 tensor in main memory. Raises ValueError."""
     if x.dtype != torch.float32 or not x.is_contiguous() or not x.is_cpu:
         raise ValueError(f"a contiguous float32 tensor in main memory is needed, not {x.dtype} on {x.device}")
     return x.data_ptr()
 
 
-def _ints(x: Tensor) -> int:
+def int_address(x: Tensor) -> int:
+    """Address of a contiguous int32 tensor in main memory. Raises ValueError."""
     if x.dtype != torch.int32 or not x.is_contiguous() or not x.is_cpu:
         raise ValueError(f"a contiguous int32 tensor in main memory is needed, not {x.dtype} on {x.device}")
     return x.data_ptr()
 
 
-def _cache(keys: Tensor, values: Tensor, kv_heads: int) -> tuple[int, int, int, int]:
+def cache_shape(keys: Tensor, values: Tensor, kv_heads: int) -> tuple[int, int, int, int]:
     """Pages, page size, head size and kind of a cache. Raises ValueError where keys and values do not match."""
     if keys.shape != values.shape or keys.dtype != values.dtype or keys.dim() != 4 or keys.dtype not in _FLOAT_KINDS:
         raise ValueError(
@@ -299,6 +259,6 @@ def _cache(keys: Tensor, values: Tensor, kv_heads: int) -> tuple[int, int, int, 
     pages, heads, page_size, head_dim = keys.shape
     if heads != kv_heads or head_dim % 2 or head_dim > _MAX_HEAD:
         raise ValueError(
-            f"a cache of {list(keys.shape)} does not fit {kv_heads} heads of an even size up to {_MAX_HEAD}"
+            f"a cache of {list(keys.shape)} is not {kv_heads} heads of an even size up to {_MAX_HEAD}"
         )
     return pages, page_size, head_dim, _FLOAT_KINDS[keys.dtype]

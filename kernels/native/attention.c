@@ -119,9 +119,26 @@ HR_INLINE float soften(float *s, int64_t low, int64_t high, float *most, float *
     return shrink;
 }
 
+/* Where the keys at positions base .. of a head lie, in elements; at most HR_KEYS of them before `end`. Returns their number. */
+HR_INLINE int64_t find(const hr_attention_args *a, const int32_t *table, int64_t head, int64_t base, int64_t end, int64_t *at) {
+    int64_t page = a->page_size, count = end - base < HR_KEYS ? end - base : HR_KEYS, entry = base / page, offset = base % page;
+    for (int64_t k = 0; k < count; entry++, offset = 0) {
+        int64_t place = (((int64_t)table[entry] * a->kv_heads + head) * page + offset) * a->head_dim;
+        int64_t last = k + page - offset < count ? k + page - offset : count;
+        for (; k < last; k++, place += a->head_dim) at[k] = place;
+    }
+    return count;
+}
+
+/* Pages lie anywhere, so the processor cannot guess the next tile. */
+HR_INLINE void prefetch(const void *cache, int64_t at, int64_t D, int kind) {
+    const char *first = (const char *)cache + at * hr_kind_bytes(kind);
+    for (int64_t byte = 0; byte < D * hr_kind_bytes(kind); byte += 64) __builtin_prefetch(first + byte);
+}
+
 HR_INLINE void run_task(const attention_job *job, int64_t index, int thread, int kind) {
     const hr_attention_args *a = job->args;
-    int64_t D = a->head_dim, wide = job->wide, group = a->q_heads / a->kv_heads, page = a->page_size;
+    int64_t D = a->head_dim, wide = job->wide, group = a->q_heads / a->kv_heads;
     block_task task = job->tasks[job->tasks_total - 1 - index / a->kv_heads]; /* the longest ones stand last in a sequence */
     int64_t head = index % a->kv_heads, start = a->q_starts[task.seq], queries = a->q_starts[task.seq + 1] - start;
     int64_t tokens = queries - task.first < job->block_tokens ? queries - task.first : job->block_tokens, rows = tokens * group;
@@ -139,21 +156,22 @@ HR_INLINE void run_task(const attention_job *job, int64_t index, int thread, int
     memset(w.out, 0, sizeof(float) * (size_t)(rows * wide));
     int64_t end = position + tokens, first = a->window > 0 && position >= a->window ? position - a->window + 1 : 0;
     for (int64_t base = first / HR_KEYS * HR_KEYS; base < end; base += HR_KEYS) {
-        int64_t count = end - base < HR_KEYS ? end - base : HR_KEYS, at[HR_KEYS];
-        for (int64_t k = 0; k < count; k++)
-            at[k] = (((int64_t)table[(base + k) / page] * a->kv_heads + head) * page + (base + k) % page) * D;
+        int64_t at[HR_KEYS], ahead[HR_KEYS], count = find(a, table, head, base, end, at);
+        int64_t next = base + HR_KEYS < end ? find(a, table, head, base + HR_KEYS, end, ahead) : 0;
+        for (int64_t k = 0; k < next; k++) {
+            prefetch(a->keys, ahead[k], D, kind);
+            prefetch(a->values, ahead[k], D, kind);
+        }
         load_keys(a->keys, at, count, D, kind, w.k);
         load_values(a->values, at, count, D, wide, kind, w.v);
-        for (int64_t column = 0; column < HR_KEYS; column += HR_WIDE)
-            hr_tiles(rows, w.q, wide, w.k + column, HR_KEYS, HR_F32, D, 0, NULL, w.p + column, HR_KEYS);
+        hr_product(rows, HR_KEYS, w.q, wide, w.k, HR_KEYS, D, 0, w.p, HR_KEYS);
         for (int64_t r = 0; r < rows; r++) {
             int64_t own = position + r / group, high = own + 1 - base, low = a->window > 0 ? own - a->window + 1 - base : 0;
             float shrink = soften(w.p + r * HR_KEYS, low, high, w.most + r, w.total + r);
             if (shrink != 1.0f)
                 for (int64_t d = 0; d < wide; d++) w.out[r * wide + d] *= shrink;
         }
-        for (int64_t column = 0; column < wide; column += HR_WIDE)
-            hr_tiles(rows, w.p, HR_KEYS, w.v + column, wide, HR_F32, count, 1, NULL, w.out + column, wide);
+        hr_product(rows, wide, w.p, HR_KEYS, w.v, wide, count, 1, w.out, wide);
     }
     for (int64_t r = 0; r < rows; r++) {
         float *out = a->out + ((start + task.first + r / group) * a->q_heads + head * group + r % group) * D;
@@ -167,7 +185,7 @@ static void tasks_bf16(void *job, int64_t begin, int64_t end, int thread) { whil
 static void tasks_f16(void *job, int64_t begin, int64_t end, int thread) { while (begin < end) run_task(job, begin++, thread, HR_F16); }
 
 /* Every length and every page that will be read lies inside its table and cache; nothing is read before this holds. */
-static int check(const hr_attention_args *a) {
+int hr_attention_check(const hr_attention_args *a) {
     if (a->q_starts[0] != 0 || a->q_starts[a->seqs] != a->tokens) return HR_BAD_LENGTH;
     for (int32_t s = 0; s < a->seqs; s++) {
         int64_t queries = (int64_t)a->q_starts[s + 1] - a->q_starts[s], length = a->kv_lens[s];
@@ -182,7 +200,7 @@ static int check(const hr_attention_args *a) {
 
 HR_API int hr_attention(hr_pool *pool, const hr_attention_args *args) {
     if (!args->tokens) return HR_OK;
-    int error = check(args);
+    int error = hr_attention_check(args);
     if (error) return error;
     int64_t group = args->q_heads / args->kv_heads, block = ROWS / group > 0 ? ROWS / group : 1, total = 0;
     for (int32_t s = 0; s < args->seqs; s++) total += (args->q_starts[s + 1] - args->q_starts[s] + block - 1) / block;

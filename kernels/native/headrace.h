@@ -26,7 +26,7 @@ int hr_threads(const hr_pool *pool);
 /* Scratch memory that lives until the next request for the same slot, 64-byte aligned; NULL when there is no memory.
  * Slots 0 .. threads-1 belong to the threads; hr_shared has its own, used by the caller before it starts a parallel run. */
 void *hr_scratch(hr_pool *pool, int thread, size_t bytes);
-enum hr_shared_slot { HR_SHARED_ACTIVATIONS = 0, HR_SHARED_TASKS = 1, HR_SHARED_SLOTS = 2 };
+enum hr_shared_slot { HR_SHARED_ACTIVATIONS = 0, HR_SHARED_TASKS = 1, HR_SHARED_STEP = 2, HR_SHARED_SLOTS = 3 };
 void *hr_shared(hr_pool *pool, enum hr_shared_slot slot, size_t bytes);
 
 /* ---- weights ---- */
@@ -83,5 +83,48 @@ typedef struct {
     int32_t seqs, table_width, q_heads, kv_heads, head_dim, page_size, kv_kind, window;
     float scale;
 } hr_attention_args;
+
+/* ---- a whole decoder: weights, and one step's inputs ---- */
+typedef struct {
+    const float *attention_norm, *mlp_norm; /* [hidden] */
+    const float *q_norm, *k_norm;           /* NULL or [head_dim] */
+    const hr_weight *qkv, *output, *gate_up, *down;
+    int64_t window;
+} hr_layer;
+
+typedef struct {
+    const hr_weight *embedding, *head;
+    const float *norm, *cos_sin;
+    const hr_layer *layer;
+    int64_t max_positions;
+    int32_t layers, q_heads, kv_heads, head_dim, gelu;
+    float eps, scale;
+} hr_decoder;
+
+typedef struct {
+    const int32_t *token_ids, *positions, *slots, *q_starts, *kv_lens, *page_table;
+    const int64_t *logit_rows; /* ascending */
+    void *const *keys, *const *values; /* one per layer */
+    float *logits;                     /* [rows, vocabulary] */
+    int64_t tokens, rows, num_pages;
+    int32_t seqs, table_width, page_size, kv_kind;
+} hr_step;
+
+/* ---- the operations ---- */
+HR_API int hr_lanes(void);
+HR_API hr_pool *hr_pool_new(int threads);
+HR_API void hr_pool_free(hr_pool *pool);
+HR_API int64_t hr_packed_bytes(int kind, int64_t rows, int64_t in);
+HR_API void hr_pack(int kind, int64_t rows, int64_t in, const uint8_t *source, uint8_t *packed);
+HR_API int hr_linear(hr_pool *pool, const hr_weight *weight, const float *x, int64_t tokens, float *out);
+HR_API int hr_embed(hr_pool *pool, const hr_weight *weight, const int32_t *ids, int64_t tokens, float *out);
+HR_API int hr_rms_norm(hr_pool *pool, const float *x, float *residual, const float *weight, int64_t rows, int64_t width, float eps,
+                       float *out);
+HR_API int hr_gated(hr_pool *pool, const float *x, int64_t rows, int64_t width, int gelu, float *out);
+HR_API int hr_rope_cache(hr_pool *pool, const hr_rope_args *args);
+HR_API int hr_attention(hr_pool *pool, const hr_attention_args *args);
+HR_API int hr_decoder_run(hr_pool *pool, const hr_decoder *decoder, const hr_step *step);
+int hr_rope_check(const hr_rope_args *args);
+int hr_attention_check(const hr_attention_args *args);
 
 #endif

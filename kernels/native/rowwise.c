@@ -138,11 +138,17 @@ static void rope_rows(void *argument, int64_t begin, int64_t end, int thread) {
     }
 }
 
-HR_API int hr_rope_cache(hr_pool *pool, const hr_rope_args *args) {
+int hr_rope_check(const hr_rope_args *args) {
     for (int64_t t = 0; t < args->tokens; t++) {
         if (args->positions[t] < 0 || args->positions[t] >= args->max_positions) return HR_BAD_POSITION;
         if (args->slots[t] < 0 || args->slots[t] >= args->num_slots) return HR_BAD_SLOT;
     }
+    return HR_OK;
+}
+
+HR_API int hr_rope_cache(hr_pool *pool, const hr_rope_args *args) {
+    int error = hr_rope_check(args);
+    if (error) return error;
     hr_parallel(pool, args->tokens, grain_for((args->q_heads + 2 * args->kv_heads) * (int64_t)args->head_dim), rope_rows, (void *)args);
     return HR_OK;
 }
