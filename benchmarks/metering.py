@@ -1,8 +1,8 @@
-"""What accounting costs the gateway: CPU per request in the event loop, how long durability takes, how much the ledger takes.
+"""What accounting costs the gateway: CPU per request in the event loop, time until durable, and what the ledger takes.
 
-Everything is the real thing (journal file, SQLite ledger, settler thread) but the HTTP and the engine. Beside it, the same
-requests written straight into the ledger, one transaction for the hold and one for the settlement: what a gateway
-without a journal does.
+Everything is the real thing (journal file, SQLite ledger, settler thread) but the HTTP and the engine. Beside it, the
+same requests written straight into the ledger, one transaction for the hold and one for the settlement: what a
+gateway without a journal does.
 """
 
 from __future__ import annotations

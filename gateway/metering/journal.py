@@ -1,70 +1,43 @@
 """The gateway's durable intent: holds and settlements are on disk here before anybody is told that they happened.
 
-One SQLite file per gateway (WAL, synchronous=FULL: torn writes, checksums and replay come with it), written by one
-thread with group commit: whatever is queued when the thread comes round goes into one transaction, so a lone record
-is committed at once and a thousand concurrent ones share an fsync. The event loop never touches the disk.
+One file per gateway, written by one thread with group commit: whatever is queued when the thread comes round goes into
+one transaction, so a lone record is committed at once and a thousand concurrent ones share an fsync. The event loop
+never touches the disk.
 
 What callers may rely on
 - A future that resolved: the record is on disk, whatever happens to the process or the machine afterwards.
-- A future that failed: the record is not in the journal and never will be (rows whose commit was ambiguous are
-  deleted before the
-  journal works again). A failed commit fails everything queued behind it too, so the lost records are always a suffix.
-- After a write error the journal refuses (`JournalUnavailableError`) until a probe has been written; it probes by
-  itself.
+- A future that failed: the record is not in the journal and never will be (what an ambiguous commit left behind is
+  deleted before the journal works again). A failed commit fails everything queued behind it, too, so the lost records
+  are always a suffix.
+- After a write error the journal refuses (`JournalUnavailableError`) until a write has succeeded; it tries by itself.
 - Sequence numbers are given in order by the event loop and have no gaps on disk.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import fcntl
 import json
-import sqlite3
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import IO
 
 import msgspec
 
 from gateway.metering import failpoints
+from gateway.metering.journal_file import JournalDamagedError, JournalFile, JournalInUseError
 from marketplace.ledger.records import JournalRecord, encode
 
-_SCHEMA = (
-    # One row per commit, named by the last of its records: a commit is one statement however much it carries.
-    "CREATE TABLE IF NOT EXISTS journal (last_seq INTEGER PRIMARY KEY, body BLOB NOT NULL)",
-    "CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
-)
+__all__ = ["Journal", "JournalDamagedError", "JournalInUseError", "JournalUnavailableError"]
+
 _PROBE_SECONDS = 0.25
 _PRUNE_SECONDS = 0.5
 """Applied records are deleted when the thread has been idle for this long, and at the latest every so often."""
-_ROOM = 2 * 1024 * 1024
-"""Bytes written and deleted at opening, so that the write-ahead log has its place on the disk: an fsync of a file that
-grows costs twice one that does not, because the file system must write its own journal, too.
-"""
-_FOLD_BYTES = 3 * 1024 * 1024
-"""Written bytes after which the log is folded into the file and begun again from its start."""
-_COMMIT_BYTES = 8 * 1024
-"""What a commit writes besides its records, about: the pages that it touches."""
-
-_join = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(list[JournalRecord]).decode
 
 
 class JournalUnavailableError(Exception):
     """The record was not written and will not be; the journal refuses work until its disk works again."""
-
-
-class JournalInUseError(Exception):
-    """Another process has this journal open."""
-
-
-class JournalDamagedError(Exception):
-    """The file is not a journal of this program, or is not the journal that was opened."""
 
 
 class _Entry:
@@ -87,14 +60,12 @@ class Journal:
     Every method but `replay` and `open` belongs to that loop's thread.
     """
 
-    def __init__(self, path: Path, lock: IO[str], connection: sqlite3.Connection, node: str) -> None:
-        self.path = path
-        self.node = node
-        """Identity of this file: the ledger counts applied records per node, so a new file starts a new count."""
-        self.pruned_seq = int(_meta(connection, "pruned_seq") or 0)
-        self.engine_epochs: dict[str, str] = json.loads(_meta(connection, "engine_epochs") or "{}")
+    def __init__(self, file: JournalFile) -> None:
+        self.node = file.node
+        """Identity of the file: the ledger counts applied records per node."""
+        self.engine_epochs = file.engine_epochs
         """Which engine process served each model last, by model."""
-        self.next_seq = max(self.pruned_seq, _max_seq(connection)) + 1
+        self.next_seq = file.committed_seq + 1
         self.failure: str | None = None
         """Why the journal refuses work, or None while it works."""
         self.on_commit: Callable[[list[JournalRecord]], None] = _ignore
@@ -104,68 +75,29 @@ class Journal:
         self.on_recovered: Callable[[], None] = lambda: None
         """Called on the loop when the journal works again after a failure."""
         self.commits = 0
-        self._lock = lock
-        self._connection = connection
+        self._file = file
         self._queue: SimpleQueue[_Entry | None] = SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._failure_seen = threading.Event()
         self._stopping = threading.Event()
         # Written by the loop, read by the writer thread: single assignments, so no lock.
-        self._prune_to = self.pruned_seq
+        self._prune_to = file.pruned_seq
         self._new_epochs: str | None = None
         # Owned by the writer thread once it runs.
-        self._committed_seq = self.next_seq - 1
         self._pruned_at = time.monotonic()
-        self._unfolded = 0
 
     # -- opening -----------------------------------------------------------------------------------
 
     @classmethod
     def open(cls, path: Path) -> Journal:
-        """Open or create the journal and take its lock.
-
-        Raises JournalInUseError when another process holds it, JournalDamagedError when the file is not a journal,
-        OSError.
-        """
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = path.with_suffix(path.suffix + ".lock").open("a+")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            lock.close()
-            raise JournalInUseError(f"{path} is in use by another process") from error
-        try:
-            connection = _connect(path)
-            try:
-                with connection:
-                    connection.execute("BEGIN IMMEDIATE")
-                    for statement in _SCHEMA:
-                        connection.execute(statement)
-                    connection.execute("INSERT OR IGNORE INTO meta VALUES ('node', ?)", (f"gateway-{uuid.uuid4()}",))
-                node = _meta(connection, "node")
-                _make_room(connection)
-            except BaseException:
-                connection.close()
-                raise
-        except sqlite3.DatabaseError as error:
-            lock.close()
-            raise JournalDamagedError(f"{path}: {error}") from error
-        assert node is not None
-        return cls(path, lock, connection, node)
+        """Open or create the journal and take its lock. Raises JournalInUseError, JournalDamagedError, OSError."""
+        return cls(JournalFile.open(path))
 
     def replay(self, after: int) -> Iterator[JournalRecord]:
         """Yield the durable records with seq > after, in order. Only before `start`. Raises JournalDamagedError."""
         assert self._thread is None, "the journal is running: its tail belongs to the writer thread"
-        rows = self._connection.execute(
-            "SELECT last_seq, body FROM journal WHERE last_seq > ? ORDER BY last_seq", (after,)
-        )
-        for last_seq, body in rows:
-            try:
-                records = _decode(body)
-            except msgspec.MsgspecError as error:
-                raise JournalDamagedError(f"{self.path}: records up to {last_seq}: {error}") from error
-            yield from (record for record in records if record.seq > after)
+        return self._file.replay(after)
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Start the writer thread; callbacks and futures belong to `loop`."""
@@ -226,13 +158,14 @@ class Journal:
         Raises JournalDamagedError when rows were pruned that this ledger never applied: it is older than the journal.
         """
         assert self._thread is None, "the journal is running"
-        if applied_seq < self.pruned_seq:
+        file = self._file
+        if applied_seq < file.pruned_seq:
             raise JournalDamagedError(
-                f"{self.path}: the ledger was given records up to {self.pruned_seq} and knows of {applied_seq}: "
+                f"{file.path}: the ledger was given records up to {file.pruned_seq} and knows of {applied_seq}: "
                 "the database is older than the journal"
             )
-        self.next_seq = max(self.next_seq, applied_seq + 1)
-        self._committed_seq = self.next_seq - 1
+        file.committed_seq = max(file.committed_seq, applied_seq)
+        self.next_seq = file.committed_seq + 1
 
     def close(self) -> None:
         """Write what is queued, stop the thread, release the file. Blocks for one commit."""
@@ -243,8 +176,7 @@ class Journal:
             self._thread.join()
             self._thread = None
         self.failure = "the journal is closed"
-        self._connection.close()
-        self._lock.close()
+        self._file.close()
 
     def _resolve(self, batch: _Batch) -> None:
         records = [entry.record for entry in batch if entry.record is not None]
@@ -288,7 +220,7 @@ class Journal:
         while True:
             first: _Entry | None
             try:
-                pending = self._prune_to > self.pruned_seq or self._new_epochs is not None
+                pending = self._prune_to > self._file.pruned_seq or self._new_epochs is not None
                 first = self._queue.get(timeout=_PRUNE_SECONDS) if pending else self._queue.get()
             except Empty:
                 self._commit([])
@@ -320,49 +252,19 @@ class Journal:
         failpoints.hit("journal.after_commit")
         if batch:
             self._tell(lambda: self._resolve(batch))
-        self._fold()
+        self._file.fold()
 
     def _write(self, batch: _Batch) -> None:
         bodies = [entry.body for entry in batch if entry.body is not None]
-        last_seq, body = self._committed_seq + len(bodies), _join(bodies)
-        insert = ("INSERT INTO journal VALUES (?, ?)", (last_seq, body))
-        now = time.monotonic()
-        prune = self._prune_to > self.pruned_seq and (not bodies or now - self._pruned_at > _PRUNE_SECONDS)
-        if prune or self._new_epochs is not None:
-            self._write_with_upkeep(insert if bodies else None, prune)
+        file, now, epochs = self._file, time.monotonic(), self._new_epochs
+        prune = self._prune_to > file.pruned_seq and (not bodies or now - self._pruned_at > _PRUNE_SECONDS)
+        if prune or epochs is not None:
+            file.write_with_upkeep(bodies, self._prune_to if prune else None, epochs)
             self._pruned_at = now
+            if self._new_epochs is epochs:
+                self._new_epochs = None
         elif bodies:
-            failpoints.hit("journal.before_commit")
-            self._connection.execute(*insert)
-        self._committed_seq = last_seq
-        self._unfolded += len(body) + _COMMIT_BYTES
-
-    def _write_with_upkeep(self, insert: tuple[str, tuple[int, bytes]] | None, prune: bool) -> None:
-        prune_to, epochs = self._prune_to, self._new_epochs
-        connection = self._connection
-        connection.execute("BEGIN IMMEDIATE")
-        if insert is not None:
-            connection.execute(*insert)
-        if prune:
-            connection.execute("DELETE FROM journal WHERE last_seq <= ?", (prune_to,))
-            connection.execute("INSERT OR REPLACE INTO meta VALUES ('pruned_seq', ?)", (str(prune_to),))
-        if epochs is not None:
-            connection.execute("INSERT OR REPLACE INTO meta VALUES ('engine_epochs', ?)", (epochs,))
-        failpoints.hit("journal.before_commit")
-        connection.execute("COMMIT")
-        if prune:
-            self.pruned_seq = prune_to
-        if self._new_epochs is epochs:
-            self._new_epochs = None
-
-    def _fold(self) -> None:
-        """Checkpoint a long write-ahead log here, not inside a commit that a request waits for."""
-        if self._unfolded < _FOLD_BYTES:
-            return
-        self._unfolded = 0
-        # An error is left to the next commit, which meets the same disk and reports it.
-        with contextlib.suppress(sqlite3.Error):
-            self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+            file.write(bodies)
 
     def _give_up(self, batch: _Batch, reason: str) -> None:
         """Report the loss, then probe until a write succeeds again."""
@@ -372,25 +274,9 @@ class Journal:
             return
         self._failure_seen.wait()
         while not self._stopping.wait(_PROBE_SECONDS):
-            if self._probe():
+            if self._file.mend():
                 self._tell(self._recovered)
                 return
-
-    def _probe(self) -> bool:
-        """Reopen, delete rows whose commit was ambiguous (their futures failed), and write something."""
-        try:
-            self._connection.close()
-            connection = self._connection = _connect(self.path)
-            if _meta(connection, "node") != self.node:
-                return False  # the file was replaced under us: its content is not ours to continue
-            connection.execute("BEGIN IMMEDIATE")
-            connection.execute("DELETE FROM journal WHERE last_seq > ?", (self._committed_seq,))
-            connection.execute("INSERT OR REPLACE INTO meta VALUES ('probed', ?)", (str(time.time_ns()),))
-            failpoints.hit("journal.before_commit")
-            connection.execute("COMMIT")
-        except (sqlite3.Error, OSError):
-            return False
-        return True
 
     def _tell(self, callback: Callable[[], None]) -> bool:
         """Run the callback on the loop; False when the loop is gone (shutdown: nobody waits any more)."""
@@ -404,30 +290,3 @@ class Journal:
 
 def _ignore(records: list[JournalRecord]) -> None:
     """Default listener."""
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
-    connection.execute("PRAGMA journal_mode=WAL")
-    connection.execute("PRAGMA synchronous=FULL")
-    connection.execute("PRAGMA wal_autocheckpoint=0")
-    return connection
-
-
-def _make_room(connection: sqlite3.Connection) -> None:
-    """Give the write-ahead log its size on disk. Without room for it the journal still works, a little slower."""
-    with contextlib.suppress(sqlite3.OperationalError):
-        connection.execute("CREATE TABLE IF NOT EXISTS room (bytes BLOB)")
-        connection.execute("INSERT INTO room VALUES (zeroblob(?))", (_ROOM,))
-        connection.execute("DELETE FROM room")
-        connection.execute("PRAGMA wal_checkpoint(RESTART)")
-
-
-def _meta(connection: sqlite3.Connection, key: str) -> str | None:
-    row = connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
-    return None if row is None else str(row[0])
-
-
-def _max_seq(connection: sqlite3.Connection) -> int:
-    (seq,) = connection.execute("SELECT coalesce(max(last_seq), 0) FROM journal").fetchone()
-    return int(seq)

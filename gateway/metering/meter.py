@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from gateway.metering import failpoints
+from gateway.metering.allowance import Allowances
 from gateway.metering.charge import (
     ABORT_TIMEOUT_S,
     NO_TIMINGS,
@@ -38,7 +39,7 @@ from gateway.metering.journal import Journal, JournalUnavailableError
 from gateway.metering.purse import Purse, Purses
 from marketplace.ledger.money import MoneyError, Price, Tokens
 from marketplace.ledger.records import Checkpoint, Extend, Hold, JournalRecord, Settle, Source, Void
-from marketplace.ledger.rules import PREFILL_ALLOWANCE, Outcome, charge_nano, day_start, judge
+from marketplace.ledger.rules import Outcome, charge_nano, judge
 
 __all__ = [
     "NO_TIMINGS",
@@ -112,6 +113,7 @@ class Meter:
         self.on_abandoned: Callable[[Charge], None] = lambda charge: None
         """Called when the watchdog ends a hold, so that the engine's work can be aborted."""
         self.open_charges: dict[str, Charge] = {}
+        self.allowances = Allowances()
         self._journal = journal
         self._purses = purses
         self._clock = clock
@@ -123,7 +125,6 @@ class Meter:
         self._endings: dict[str, _Ending] = {}
         self._retry: list[_Ending] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._allowance: dict[str, tuple[int, int]] = {}
         journal.on_lost = self._lost
         journal.on_recovered = self._recovered
 
@@ -261,7 +262,7 @@ class Meter:
         now = self._clock()
         if engine_epoch:
             self._journal.note_engine_epoch(charge.model, engine_epoch)
-        left = self._allowance_left(charge.key_id, now)
+        left = self.allowances.left(charge.key_id, now)
         try:
             verdict = judge(outcome, tokens, left)
         except MoneyError:
@@ -269,8 +270,7 @@ class Meter:
             tokens, outcome = Tokens(), "server_fault"
             verdict = judge(outcome, tokens, left)
         cost = charge_nano(outcome, tokens, verdict.billable, charge.cover.price)
-        if verdict.allowance_used:
-            self._allowance[charge.key_id] = (day_start(now), PREFILL_ALLOWANCE - left + verdict.allowance_used)
+        self.allowances.use(charge.key_id, verdict.allowance_used, now)
         record = Settle(
             seq=0,
             request_id=charge.request_id,
@@ -395,17 +395,6 @@ class Meter:
         if not charge.end.done():
             charge.end.set_exception(JournalUnavailableError(self._journal.failure or "the hold was not written"))
             charge.end.exception()
-
-    # -- allowance of abandoned prefill ------------------------------------------------------------
-
-    def restore_allowance(self, used: dict[str, int]) -> None:
-        """Prompt tokens that each key has had computed and abandoned today, as the ledger knows them."""
-        today = day_start(self._clock())
-        self._allowance = {key_id: (today, tokens) for key_id, tokens in used.items()}
-
-    def _allowance_left(self, key_id: str, now: int) -> int:
-        day, used = self._allowance.get(key_id, (0, 0))
-        return PREFILL_ALLOWANCE - used if day == day_start(now) else PREFILL_ALLOWANCE
 
     # -- life of the meter -------------------------------------------------------------------------
 

@@ -91,7 +91,7 @@ class Metering:
         await self.settler.replay(tail)
         self.report = RecoveryReport(replayed=len(tail))
         await self.standings.load()
-        self.meter.restore_allowance(used)
+        self.meter.allowances.restore(used, self._clock())
         journal.start(asyncio.get_running_loop())
         self.settler.start()
         self.standings.start()

@@ -146,12 +146,12 @@ def test_applied_records_are_pruned_and_numbers_go_on(tmp_path: Path) -> None:
         journal.mark_applied(7)
         journal.mark_applied(4)  # late news changes nothing
         await asyncio.gather(*append(journal, 1))
-        await until(lambda: journal.pruned_seq == 7)
+        await until(lambda: journal._file.pruned_seq == 7)
         journal.mark_applied(11)
 
     with_journal(path, work)
     journal = Journal.open(path)
-    assert (list(journal.replay(0)), journal.pruned_seq, journal.next_seq) == ([], 11, 12)
+    assert (list(journal.replay(0)), journal._file.pruned_seq, journal.next_seq) == ([], 11, 12)
     journal.close()
 
 
@@ -174,8 +174,8 @@ def test_an_idle_journal_prunes_by_itself(tmp_path: Path) -> None:
         journal.mark_applied(4)
         append(journal, 1)
         journal.mark_applied(5)
-        await until(lambda: journal.pruned_seq == 5)
-        return journal.pruned_seq
+        await until(lambda: journal._file.pruned_seq == 5)
+        return journal._file.pruned_seq
 
     assert with_journal(tmp_path / "journal.sqlite", work) == 5
 
@@ -252,7 +252,7 @@ def test_rows_whose_commit_was_ambiguous_are_gone_before_it_works_again(tmp_path
 
     async def work(journal: Journal) -> None:
         await asyncio.gather(*append(journal, 2))
-        journal._connection.close()  # the next write fails …
+        journal._file._connection.close()  # the next write fails …
         (future,) = append(journal)
         with pytest.raises(JournalUnavailableError):
             await future
@@ -275,7 +275,7 @@ def test_a_file_replaced_under_a_failed_journal_is_not_taken_for_it(tmp_path: Pa
 
     async def work(journal: Journal) -> None:
         await asyncio.gather(*append(journal, 2))
-        journal._connection.close()
+        journal._file._connection.close()
         await asyncio.to_thread(remove)
         append(journal)
         await until(lambda: journal.failure is not None)
@@ -303,8 +303,8 @@ def test_close_writes_what_is_queued(tmp_path: Path) -> None:
 
 def test_a_long_write_ahead_log_is_folded_and_begun_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "journal.sqlite"
-    monkeypatch.setattr("gateway.metering.journal._ROOM", 4_096)
-    monkeypatch.setattr("gateway.metering.journal._FOLD_BYTES", 64 * 1024)
+    monkeypatch.setattr("gateway.metering.journal_file._ROOM", 4_096)
+    monkeypatch.setattr("gateway.metering.journal_file._FOLD_BYTES", 64 * 1024)
 
     def logged() -> int:
         return Path(f"{path}-wal").stat().st_size

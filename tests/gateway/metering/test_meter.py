@@ -380,7 +380,7 @@ def test_without_final_counters_the_last_known_ones_are_settled(bench: Any, kind
 
 def test_abandoned_prefill_is_free_until_the_daily_allowance_is_used(bench: Any) -> None:
     async def work(b: Bench) -> None:
-        b.meter.restore_allowance({"k": PREFILL_ALLOWANCE - 150})
+        b.meter.allowances.restore({"k": PREFILL_ALLOWANCE - 150}, b.clocks.wall())
         results = []
         for _ in range(3):
             charge = await b.open(prompt_tokens=100)
