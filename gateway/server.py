@@ -113,6 +113,7 @@ def make_server(app: Any, *, backlog: int, drain_s: float) -> FrontServer:
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # a forged X-Forwarded-For must not get past the addresses that a key is bound to
         backlog=backlog,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=max(1, round(drain_s)),

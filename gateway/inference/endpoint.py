@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 
@@ -36,6 +37,8 @@ class Endpoint:
             exchange.status = exchange.status or 499  # what proxies log for a client that closed its request
         except ApiError as error:
             await self._refuse(exchange, error)
+        except asyncio.CancelledError:  # only the server's shutdown cancels a request, and then its task is over anyway
+            await self._refuse(exchange, errors.unavailable("The gateway is shutting down."))
         except Exception:  # supervision boundary: a defect of ours must not look like a broken connection
             log.exception("request %s failed", exchange.request_id)
             await self._refuse(exchange, errors.internal())

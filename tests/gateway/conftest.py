@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from engine.weights.sources import ModelSource
 from gateway.metering import failpoints
 from marketplace.ledger import ledger, meters
 from marketplace.ledger.book import AccountState
@@ -144,3 +147,28 @@ def _no_failpoints() -> Iterator[None]:
     """No armed failpoint outlives its test."""
     yield
     failpoints.disarm()
+
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> ModelSource:
+    """A model folder without weights: a tokenizer with one token per byte (0 to 255), <|im_start|> and <|im_end|>."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    folder.mkdir()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE(vocab={character: index for index, character in enumerate(alphabet)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken("<|im_start|>", special=True), AddedToken("<|im_end|>", special=True)])
+    backend.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"chat_template": CHAT_TEMPLATE, "eos_token": "<|im_end|>"})
+    )
+    (folder / "config.json").write_text(json.dumps({"eos_token_id": 257, "vocab_size": 258}))
+    (folder / "model.safetensors").write_bytes(b"")
+    return ModelSource(folder, "safetensors", "tiny")

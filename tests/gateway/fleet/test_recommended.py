@@ -40,9 +40,6 @@ def test_a_folder_s_generation_config(tmp_path: Path, text: str | None, expected
     msgspec.convert(dict(found), SamplingParams).verify()
 
 
-def test_the_built_in_model_s_card() -> None:
-    assert recommended_sampling(ModelSource(Path("x.gguf"), "gguf", "smollm2-135m")) == {
-        "temperature": 0.2,
-        "top_p": 0.9,
-    }
+def test_the_built_in_model_is_greedy() -> None:
+    assert recommended_sampling(ModelSource(Path("x.gguf"), "gguf", "smollm2-135m")) == {"temperature": 0.0}
     assert recommended_sampling(ModelSource(Path("x.gguf"), "gguf", "other")) == {}

@@ -17,8 +17,6 @@ from typing import Any, TypeVar
 import msgspec
 import openai
 import pytest
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
-from tokenizers import Tokenizer as Backend
 
 from engine.config import EngineConfig
 from engine.script import Script
@@ -34,27 +32,7 @@ from marketplace.ledger.audit import audit
 from marketplace.store.db import Database
 
 MODEL = "tiny"
-TEMPLATE = (
-    "{% for m in messages %}{% if m.role == 'forbidden' %}{{ raise_exception('no') }}{% endif %}"
-    "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 T = TypeVar("T")
-
-
-def make_tokenizer_folder(folder: Path) -> ModelSource:
-    """A tokenizer with one token per byte and two special tokens, in a model folder."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Backend(models.BPE(vocab={character: index for index, character in enumerate(alphabet)}, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken("<|im_start|>", special=True), AddedToken("<|im_end|>", special=True)])
-    folder.mkdir(parents=True, exist_ok=True)
-    backend.save(str(folder / "tokenizer.json"))
-    settings = {"chat_template": TEMPLATE, "eos_token": "<|im_end|>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    (folder / "config.json").write_text(json.dumps({"eos_token_id": 257, "vocab_size": 258}))
-    return ModelSource(folder, "safetensors", MODEL)
 
 
 EOS = 257
@@ -250,22 +228,16 @@ class House:
 
 
 @pytest.fixture(scope="session")
-def source(tmp_path_factory: pytest.TempPathFactory) -> ModelSource:
-    """The small tokenizer's folder."""
-    return make_tokenizer_folder(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="session")
-def tokenizer(source: ModelSource) -> Tokenizer:
+def tokenizer(tiny_model: ModelSource) -> Tokenizer:
     """The small tokenizer."""
-    return Tokenizer.load(source)
+    return Tokenizer.load(tiny_model)
 
 
 MakeHouse = Callable[..., House]
 
 
 @pytest.fixture(scope="session")
-def house_maker(tmp_path_factory: pytest.TempPathFactory, source: ModelSource, tokenizer: Tokenizer) -> MakeHouse:
+def house_maker(tmp_path_factory: pytest.TempPathFactory, tiny_model: ModelSource, tokenizer: Tokenizer) -> MakeHouse:
     """Makes gateways; the caller closes them."""
     template = tmp_path_factory.mktemp("ledger") / "template.db"
     migrated = Database(f"sqlite:///{template}")
@@ -279,7 +251,7 @@ def house_maker(tmp_path_factory: pytest.TempPathFactory, source: ModelSource, t
         prepared = prepare(chosen, MODEL, "http://127.0.0.1:1", clock=wall_us)
         reply = tuple(tokenizer.encode("Hello, wörld! "))
         described: dict[str, Any] = {"model": MODEL, "tokens": 32, "reply": reply, "eos": EOS, "vocab_size": 258}
-        return House(chosen, prepared, source, Script(**{**described, **(script or {})}))
+        return House(chosen, prepared, tiny_model, Script(**{**described, **(script or {})}))
 
     return make
 
