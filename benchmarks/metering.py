@@ -20,7 +20,7 @@ import uvloop
 from benchmarks.rig import results
 from benchmarks.rig.machine import wait_until_quiet
 from engine.wire import Counters, UsageReply
-from gateway.metering.metering import Metering
+from gateway.metering.metering import SWITCH_S, Metering
 from marketplace.ledger import ledger, meters
 from marketplace.ledger.apply import apply_batch
 from marketplace.ledger.audit import audit
@@ -168,7 +168,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--requests", type=int, default=4_000, help="requests per case")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 16, 128, 1000])
     parser.add_argument("--quiet-s", type=float, default=60.0, help="wait at most this long for a quiet machine")
-    parser.add_argument("--switch-ms", type=float, default=sys.getswitchinterval() * 1e3, help="interpreter's own")
+    parser.add_argument(
+        "--switch-ms", type=float, default=SWITCH_S * 1e3, help="see gateway.metering.metering.SWITCH_S"
+    )
     asked = parser.parse_args(arguments)
     sys.setswitchinterval(asked.switch_ms / 1e3)
     busy = wait_until_quiet(asked.quiet_s)

@@ -168,14 +168,14 @@ class Journal:
         self.next_seq = file.committed_seq + 1
 
     def close(self) -> None:
-        """Write what is queued, stop the thread, release the file. Blocks for one commit."""
+        """Take nothing more, write what is queued, stop the thread, let the file go. Blocks for one commit."""
+        self.failure = "the journal is closed"
         self._stopping.set()
         if self._thread is not None:
             self._queue.put(None)
             self._failure_seen.set()
             self._thread.join()
             self._thread = None
-        self.failure = "the journal is closed"
         self._file.close()
 
     def _resolve(self, batch: _Batch) -> None:
@@ -211,8 +211,9 @@ class Journal:
         self._failure_seen.set()
 
     def _recovered(self) -> None:
-        self.failure = None
-        self.on_recovered()
+        if not self._stopping.is_set():
+            self.failure = None
+            self.on_recovered()
 
     # -- the writer thread -------------------------------------------------------------------------
 
@@ -239,7 +240,8 @@ class Journal:
             except Empty:
                 pass
             self._commit(batch)
-            if stop:
+            # A failure empties the queue, and the word to stop with it: hence the second look.
+            if stop or (self._stopping.is_set() and self._queue.empty()):
                 return
 
     def _commit(self, batch: _Batch) -> None:
@@ -269,10 +271,11 @@ class Journal:
     def _give_up(self, batch: _Batch, reason: str) -> None:
         """Report the loss, then probe until a write succeeds again."""
         self._failure_seen.clear()
-        if self._stopping.is_set() or not self._tell(lambda: self._fail(batch, reason)):
-            self._tell(lambda: self._fail(batch, reason))
+        if not self._tell(lambda: self._fail(batch, reason)):
             return
-        self._failure_seen.wait()
+        while not self._failure_seen.wait(_PROBE_SECONDS):
+            if self._stopping.is_set():
+                return  # the loop is waiting for this thread: it hears of the loss afterwards
         while not self._stopping.wait(_PROBE_SECONDS):
             if self._file.mend():
                 self._tell(self._recovered)

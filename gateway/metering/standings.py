@@ -79,7 +79,7 @@ class Standings:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
-        self._executor.shutdown(wait=True)
+        await asyncio.to_thread(self._executor.shutdown)
 
     async def _poll(self) -> None:
         failing = False

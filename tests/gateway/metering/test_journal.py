@@ -301,6 +301,27 @@ def test_close_writes_what_is_queued(tmp_path: Path) -> None:
     assert len(read(path)) == 50
 
 
+@pytest.mark.parametrize("from_the_loop", [False, True])
+def test_a_broken_journal_can_be_closed_while_records_wait(tmp_path: Path, from_the_loop: bool) -> None:
+    async def main() -> None:
+        journal = Journal.open(tmp_path / "journal.sqlite")
+        journal.start(asyncio.get_running_loop())
+
+        def fail() -> None:
+            raise sqlite3.OperationalError("disk I/O error")
+
+        failpoints.arm("journal.before_commit", fail)
+        futures = append(journal, 3)
+        if from_the_loop:
+            journal.close()
+        else:
+            await asyncio.wait_for(asyncio.to_thread(journal.close), 10)
+        results = await asyncio.gather(*futures, return_exceptions=True)
+        assert all(isinstance(result, JournalUnavailableError) for result in results)
+
+    asyncio.run(main())
+
+
 def test_a_long_write_ahead_log_is_folded_and_begun_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "journal.sqlite"
     monkeypatch.setattr("gateway.metering.journal_file._ROOM", 4_096)
