@@ -1,0 +1,71 @@
+"""Every setting is an option with a help text, a default, and a variable in the environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from engine.config import EngineConfig
+from gateway.cli import field_docs, make_parser, read_settings
+from gateway.settings import Paths, Settings, default_database
+
+
+def parse(*argv: str) -> Settings:
+    return read_settings(make_parser().parse_args(["serve", *argv]))
+
+
+def test_nothing_said_is_the_defaults() -> None:
+    assert parse() == Settings()
+
+
+def test_every_field_has_an_option_and_a_help_text(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        make_parser().parse_args(["serve", "--help"])
+    shown = capsys.readouterr().out
+    for kind in (Settings, EngineConfig):
+        docs = field_docs(kind)
+        for name in kind.__struct_fields__:
+            if name != "engine":
+                assert f"--{name.replace('_', '-')}" in shown
+            assert len(docs[name]) > 10
+
+
+def test_options_have_the_types_of_their_fields() -> None:
+    settings = parse(
+        *("--host", "0.0.0.0", "--port", "0", "--data", "/x", "--drain-s", "2.5", "--quota-status", "402"),
+        *("--model", "some/model", "--device", "cpu", "--max-running", "7", "--no-prefix-cache", "--threads", "2"),
+    )
+    assert (settings.host, settings.port, settings.data) == ("0.0.0.0", 0, Path("/x"))
+    assert (settings.drain_s, settings.quota_status) == (2.5, 402)
+    engine = settings.engine
+    assert (engine.model, engine.device, engine.max_running) == ("some/model", "cpu", 7)
+    assert (engine.prefix_cache, engine.threads) == (False, 2)
+    assert msgspec.convert(msgspec.to_builtins(engine), EngineConfig) == engine
+
+
+def test_the_environment_gives_defaults_and_options_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_PORT", "9001")
+    monkeypatch.setenv("HEADRACE_DATA", "/var/lib/headrace")
+    monkeypatch.setenv("HEADRACE_MAX_RUNNING", "5")
+    monkeypatch.setenv("HEADRACE_PREFIX_CACHE", "false")
+    settings = parse()
+    assert (settings.port, settings.data, settings.engine.max_running) == (9001, Path("/var/lib/headrace"), 5)
+    assert settings.engine.prefix_cache is False
+    assert parse("--port", "9002", "--prefix-cache").port == 9002
+    assert parse("--prefix-cache").engine.prefix_cache is True
+
+
+@pytest.mark.parametrize("argv", [["--port", "high"], ["--device", "tpu"], ["--nonsense"], ["--max-running", "1.5"]])
+def test_wrong_options_are_refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse(*argv)
+    assert caught.value.code == 2
+    assert argv[0] in capsys.readouterr().err
+
+
+def test_the_ledger_is_in_the_data_folder_unless_told() -> None:
+    assert Settings(data=Path("/d")).database == default_database(Path("/d")) == "sqlite:////d/headrace.db"
+    assert Settings(database_url="postgresql+psycopg://h/x").database == "postgresql+psycopg://h/x"
+    assert Paths(Path("/d")).first_run == Path("/d/first-run.json")
