@@ -258,7 +258,5 @@ def cache_shape(keys: Tensor, values: Tensor, kv_heads: int) -> tuple[int, int, 
         raise ValueError("caches must be contiguous and in main memory")
     pages, heads, page_size, head_dim = keys.shape
     if heads != kv_heads or head_dim % 2 or head_dim > _MAX_HEAD:
-        raise ValueError(
-            f"a cache of {list(keys.shape)} is not {kv_heads} heads of an even size up to {_MAX_HEAD}"
-        )
+        raise ValueError(f"a cache of {list(keys.shape)} is not {kv_heads} heads of an even size up to {_MAX_HEAD}")
     return pages, page_size, head_dim, _FLOAT_KINDS[keys.dtype]

@@ -1,8 +1,8 @@
 """A whole decoder as one operation: what an implementation may offer beside the single operations.
 
 Between two operations of a decode step the interpreter costs about as much as a small operation itself. An
-implementation that has `decoder` runs a step of a pre-norm decoder (Llama and its relatives) in one call, with the arithmetic of the
-single operations, in the same order: the results are the same bits.
+implementation that has `decoder` runs a step of a pre-norm decoder (Llama and its relatives) in one call, with the
+arithmetic of the single operations, in the same order: the results are the same bits.
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ void hr_parallel(hr_pool *pool, int64_t total, int64_t grain, hr_range run, void
     atomic_fetch_add(&pool->epoch, 1); /* closed: who has not entered yet finds nothing to do */
     for (int spins = 1; atomic_load(&pool->inside); spins++) {
         relax();
-        if (spins > 20000) sched_yield();
+        if (spins > 2000) sched_yield();
     }
 }
 
