@@ -44,6 +44,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Most sequences that share a step."""
     max_queued: int = 512
     """Most sequences that wait; one more is refused at once."""
+    fused_steps: bool = True
+    """Run a step of the model as one operation where the kernels have one for it; the results are the same bits."""
     step_tokens: int = 256
     """Token budget of one step: running sequences first, the rest is prefill, in chunks."""
     prefix_cache: bool = True

@@ -14,8 +14,8 @@ class PagedAttention:
     """Grouped-query attention of one layer."""
 
     __slots__ = (
-        "_cos_sin", "_eps", "_k_norm", "_kv_heads", "_layer", "_output", "_paged_attention", "_q_heads", "_q_norm",
-        "_qkv", "_rope_and_cache", "_scale", "_window",
+        "_cos_sin", "_eps", "_kv_heads", "_layer", "_paged_attention", "_q_heads", "_rope_and_cache", "k_norm",
+        "output", "q_norm", "qkv", "scale", "window",
     )  # fmt: skip
 
     def __init__(
@@ -32,16 +32,16 @@ class PagedAttention:
         """qkv: H → (Hq + 2·Hkv)·D; output: Hq·D → H. cos_sin float32 [positions, D]. q_norm, k_norm [D]: norms per
         head, or None."""
         self._layer = layer
-        self._qkv = qkv
-        self._output = output
+        self.qkv = qkv
+        self.output = output
         self._cos_sin = cos_sin
-        self._q_norm = q_norm
-        self._k_norm = k_norm
+        self.q_norm = q_norm
+        self.k_norm = k_norm
         self._q_heads = config.num_heads
         self._kv_heads = config.num_kv_heads
         self._eps = config.rms_eps
-        self._scale = config.head_dim**-0.5
-        self._window = config.window(layer)
+        self.scale = config.head_dim**-0.5
+        self.window = config.window(layer)
         self._rope_and_cache = ops.rope_and_cache
         self._paged_attention = ops.paged_attention
 
@@ -50,10 +50,10 @@ class PagedAttention:
         only."""
         keys, values = kv.keys[self._layer], kv.values[self._layer]
         q = self._rope_and_cache(
-            self._qkv(x), self._q_heads, self._kv_heads, batch.positions, batch.slots, self._cos_sin, keys, values,
-            self._q_norm, self._k_norm, self._eps,
+            self.qkv(x), self._q_heads, self._kv_heads, batch.positions, batch.slots, self._cos_sin, keys, values,
+            self.q_norm, self.k_norm, self._eps,
         )  # fmt: skip
         mixed = self._paged_attention(
-            q, keys, values, batch.q_starts, batch.kv_lens, batch.page_table, self._scale, self._window
+            q, keys, values, batch.q_starts, batch.kv_lens, batch.page_table, self.scale, self.window
         )
-        return self._output(mixed if rows is None else mixed[rows])
+        return self.output(mixed if rows is None else mixed[rows])

@@ -30,10 +30,14 @@ class MergedLinear:
 class LayerLoader:
     """Builds layers out of a checkpoint's tensors: on one device, in one type, counting what they hold."""
 
-    def __init__(self, checkpoint: Checkpoint, ops: Ops, *, dtype: torch.dtype, device: str) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, ops: Ops, *, dtype: torch.dtype, device: str, fused: bool = True
+    ) -> None:
         """dtype: type of dense weights, and of activations except on CPUs, where they are float32."""
         self.checkpoint = checkpoint
         self.ops = ops
+        self.fused = fused
+        """Whole decoders may run as one operation"""
         self.dtype = dtype
         self.device = device
         self.weight_bytes = 0

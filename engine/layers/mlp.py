@@ -13,15 +13,15 @@ from kernels.interface import Activation, Ops
 class GatedMLP:
     """SwiGLU or GeGLU."""
 
-    __slots__ = ("_activation", "_down", "_gate_up", "_gated")
+    __slots__ = ("_gated", "activation", "down", "gate_up")
 
     def __init__(self, ops: Ops, gate_up: MergedLinear, down: MergedLinear, activation: str) -> None:
         """gate_up: H → 2·I, down: I → H."""
-        self._gate_up = gate_up
-        self._down = down
-        self._activation = cast(Activation, activation)
+        self.gate_up = gate_up
+        self.down = down
+        self.activation = cast(Activation, activation)
         self._gated = ops.gated
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [T, H] → [T, H]."""
-        return self._down(self._gated(self._gate_up(x), self._activation))
+        return self.down(self._gated(self.gate_up(x), self.activation))

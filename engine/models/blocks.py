@@ -16,6 +16,7 @@ from engine.layers.mlp import GatedMLP
 from engine.layers.norm import RMSNorm
 from engine.layers.rotary import rotary_table
 from engine.models.config import ModelConfig
+from kernels.decoder import DecoderOps, DecoderProgram, DecoderSpec, LayerSpec
 
 AttentionLoader = Callable[[LayerLoader, ModelConfig, int, Tensor], PagedAttention]
 """(loader, config, layer, cos_sin) → the layer's attention: what families differ in."""
@@ -25,29 +26,43 @@ class DecoderLayer:
     """Attention and MLP, each behind a norm; both add to the residual stream, the MLP's output at the next layer's
     norm."""
 
-    __slots__ = ("_attention", "_attention_norm", "_mlp", "_mlp_norm")
+    __slots__ = ("attention", "attention_norm", "mlp", "mlp_norm")
 
     def __init__(self, attention_norm: RMSNorm, attention: PagedAttention, mlp_norm: RMSNorm, mlp: GatedMLP) -> None:
-        self._attention_norm = attention_norm
-        self._attention = attention
-        self._mlp_norm = mlp_norm
-        self._mlp = mlp
+        self.attention_norm = attention_norm
+        self.attention = attention
+        self.mlp_norm = mlp_norm
+        self.mlp = mlp
 
     def __call__(self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, kv: KVTensors) -> Tensor:
         """x [T, H]: output of the layer below (None at the first), not yet in residual [T, H]. Returns this layer's
         output."""
-        hidden = self._attention_norm(residual) if x is None else self._attention_norm(x, residual)
-        return self._mlp(self._mlp_norm(self._attention(hidden, batch, kv), residual))
+        hidden = self.attention_norm(residual) if x is None else self.attention_norm(x, residual)
+        return self.mlp(self.mlp_norm(self.attention(hidden, batch, kv), residual))
 
     def last(
         self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, kv: KVTensors, rows: Tensor
     ) -> tuple[Tensor, Tensor]:
         """The same for the top layer, where only `rows` int64 [R] matter after attention. Returns output and residual,
         [R, H]."""
-        hidden = self._attention_norm(residual) if x is None else self._attention_norm(x, residual)
-        mixed = self._attention(hidden, batch, kv, rows)
+        hidden = self.attention_norm(residual) if x is None else self.attention_norm(x, residual)
+        mixed = self.attention(hidden, batch, kv, rows)
         residual = residual[rows]
-        return self._mlp(self._mlp_norm(mixed, residual)), residual
+        return self.mlp(self.mlp_norm(mixed, residual)), residual
+
+    def spec(self) -> LayerSpec:
+        """The layer's weights, for kernels that run whole decoders."""
+        return LayerSpec(
+            attention_norm=self.attention_norm.weight,
+            qkv=self.attention.qkv.weight,
+            q_norm=self.attention.q_norm,
+            k_norm=self.attention.k_norm,
+            output=self.attention.output.weight,
+            mlp_norm=self.mlp_norm.weight,
+            gate_up=self.mlp.gate_up.weight,
+            down=self.mlp.down.weight,
+            window=self.attention.window,
+        )
 
 
 class DecoderModel:
@@ -61,13 +76,16 @@ class DecoderModel:
         norm: RMSNorm,
         head: MergedLinear,
         *,
+        program: DecoderProgram | None = None,
         weight_bytes: int,
         packed: bool,
     ) -> None:
-        """At least one layer. weight_bytes, packed: what the runner and the metrics say about the weights."""
+        """At least one layer. program: the same decoder in one operation, where the kernels have it; it takes the
+        layers' place. weight_bytes, packed: what the runner and the metrics say about the weights."""
         self.config = config
         self.weight_bytes = weight_bytes
         self.packed = packed
+        self._program = program
         self._embedding = embedding
         self._below = list(layers[:-1])
         self._top = layers[-1]
@@ -77,6 +95,11 @@ class DecoderModel:
     def forward(self, batch: ForwardBatch, kv: KVTensors) -> Tensor:
         """Run one step: write the step's keys and values into their slots and return float32 logits [R, vocab] of
         logit_rows."""
+        if self._program is not None:
+            return self._program(
+                batch.token_ids, batch.positions, batch.slots, batch.q_starts, batch.kv_lens, batch.page_table,
+                batch.logit_rows, kv.keys, kv.values,
+            )  # fmt: skip
         residual = self._embedding(batch.token_ids)
         x: Tensor | None = None
         for layer in self._below:
@@ -127,4 +150,30 @@ def load_decoder(
     layers = [layer(index) for index in range(config.num_layers)]
     final = norm("model.norm")
     head = embedding.table if config.tie_embeddings else loader.linear("lm_head")
-    return DecoderModel(config, embedding, layers, final, head, weight_bytes=loader.weight_bytes, packed=loader.packed)
+    program = None
+    if loader.fused and isinstance(ops, DecoderOps):
+        program = ops.decoder(
+            DecoderSpec(
+                embedding=embedding.table.weight,
+                layers=[layer.spec() for layer in layers],
+                norm=final.weight,
+                head=head.weight,
+                cos_sin=cos_sin,
+                num_q_heads=config.num_heads,
+                num_kv_heads=config.num_kv_heads,
+                head_dim=config.head_dim,
+                eps=config.rms_eps,
+                scale=layers[0].attention.scale,
+                activation=layers[0].mlp.activation,
+            )
+        )
+    return DecoderModel(
+        config,
+        embedding,
+        layers,
+        final,
+        head,
+        program=program,
+        weight_bytes=loader.weight_bytes,
+        packed=loader.packed,
+    )

@@ -58,7 +58,9 @@ def load_model(source: ModelSource, config: EngineConfig, ops: Ops) -> CausalLM:
     checkpoint = open_checkpoint(source, packed=auto and device == "cpu")
     model = checkpoint.config
     wanted = ("float32" if device == "cpu" else model.torch_dtype) if auto else config.dtype
-    loader = LayerLoader(checkpoint, ops, dtype=_TYPES.get(wanted, torch.float32), device=device)
+    loader = LayerLoader(
+        checkpoint, ops, dtype=_TYPES.get(wanted, torch.float32), device=device, fused=config.fused_steps
+    )
     positions = min(model.max_position, config.max_context or _MAX_POSITIONS, _MAX_POSITIONS)
     family = import_module(FAMILIES[model.architecture])
     # What the loaded model says it can do is what its rotary table covers

@@ -59,6 +59,16 @@ def test_packed_weights_know_it_too(
     assert tokenizer.decode(greedy_tokens(model, tokenizer.encode(prompt), 2)) == " Paris."
 
 
+def test_packed_steps_as_one_operation_give_the_same_bits(
+    model_path: Path, tokenizer: Tokenizer, load: Callable[..., CausalLM], paged_loop: Any
+) -> None:
+    ids = tokenizer.encode(PROMPTS[2])
+    loops = [paged_loop(load(model_path, "cpu", fused_steps=fused)) for fused in (True, False)]
+    for piece in (ids[:-1], ids[-1:]):
+        first, second = (loop.step([piece]) for loop in loops)
+        assert torch.equal(first, second)
+
+
 def test_packed_weights_stay_near_the_reference(
     model_path: Path, tokenizer: Tokenizer, load: Callable[..., CausalLM], paged_loop: Any
 ) -> None:

@@ -177,3 +177,20 @@ def test_a_chunk_whose_logits_nobody_wants(
     loop = paged_loop(load(tmp_path, choice))
     assert loop.step([PROMPT[:20]], rows=[]).shape == (0, 157)
     torch.testing.assert_close(loop.step([PROMPT[20:]]), expected_logits(theirs)[20:], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_as_one_operation_gives_the_same_bits(
+    name: str, tmp_path: Path, load: Callable[..., CausalLM], paged_loop: Any
+) -> None:
+    make(name, tmp_path)
+    fused = paged_loop(load(tmp_path, "cpu"), sequences=2)
+    single = paged_loop(load(tmp_path, "cpu", fused_steps=False), sequences=2)
+    for pieces, rows in (
+        ([PROMPT[:20], PROMPT[3:10]], None),
+        ([PROMPT[20:21], PROMPT[10:30]], [0, 20]),
+        ([PROMPT[21:22], PROMPT[30:31]], None),
+        ([PROMPT[22:], []], []),
+        ([PROMPT[:1], PROMPT[:1]], [1]),
+    ):
+        assert torch.equal(fused.step(pieces, rows), single.step(pieces, rows))
