@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import openai
@@ -55,6 +55,23 @@ class StandIn(Replica):
     def lost(self) -> None:
         """The supervisor noticed that the engine has gone."""
         self._become(State.DOWN)
+
+
+class Reply(NamedTuple):
+    """One whole response."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    def refusal(self) -> tuple[int, str]:
+        """Status and code of an error, whose shape is checked."""
+        error = json.loads(self.body)["error"]
+        assert set(error) == {"message", "type", "param", "code", "request_id"}
+        assert self.headers["content-type"] == "application/json"
+        assert self.headers["x-request-id"] == error["request_id"]
+        assert self.headers["openai-version"] and self.headers["openai-processing-ms"].isdigit()
+        return self.status, error["code"]
 
 
 class House:
@@ -166,6 +183,38 @@ class House:
         """A whole request with the key."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         return self.head(method, path, len(data)) + data
+
+    @staticmethod
+    def headed(*headers: str, method: str = "POST", path: str = "/v1/chat/completions", body: bytes = b"{}") -> bytes:
+        """A request with exactly these headers."""
+        lines = [f"{method} {path} HTTP/1.1", "host: x", f"content-length: {len(body)}", *headers]
+        return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body
+
+    @staticmethod
+    def read(raw: socket.socket, buffer: bytearray | None = None) -> Reply:
+        """One response with a content-length; what follows it stays in the buffer."""
+        buffer = bytearray() if buffer is None else buffer
+        while b"\r\n\r\n" not in buffer:
+            data = raw.recv(65536)
+            assert data, f"closed after {bytes(buffer)!r}"
+            buffer += data
+        head, _, _ = bytes(buffer).partition(b"\r\n\r\n")
+        lines = head.decode().split("\r\n")
+        headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:])}
+        end = len(head) + 4 + int(headers["content-length"])
+        while len(buffer) < end:
+            data = raw.recv(65536)
+            assert data
+            buffer += data
+        body = bytes(buffer[len(head) + 4 : end])
+        del buffer[:end]
+        return Reply(int(lines[0].split()[1]), headers, body)
+
+    def ask(self, request: bytes) -> Reply:
+        """One request on a connection of its own."""
+        with self.connect() as raw:
+            raw.sendall(request)
+            return self.read(raw)
 
     def eventually(self, condition: Callable[[], bool], what: str, limit_s: float = 10.0) -> None:
         """Wait until a condition holds on the gateway's loop."""
