@@ -117,6 +117,12 @@ class Generation:
         """Resolves when nothing more will arrive, however it ended; for callbacks, not to be cancelled."""
         return self._answers.done
 
+    async def wait(self) -> None:
+        """Return when next() need not wait for tokens. For consumers that gather what comes before they read it."""
+        answers = self._answers
+        while answers.open and answers.error is None and not any(answer.unread for answer in answers.answers):
+            await answers.wait()
+
     async def next(self) -> list[Delta]:
         """Return everything new, at most one Delta per answer; wait for it when there is nothing.
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from engine.wire import Snapshot
@@ -32,14 +34,32 @@ class Reading:
         self.ready = False
 
 
+class Gaps:
+    """A histogram that is cheap enough for every flush: seconds per token, weighted by tokens."""
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(_APART) + 1)
+        self.sum = 0.0
+
+    def observe(self, seconds: float, tokens: int) -> None:
+        """`tokens` tokens came `seconds` apart."""
+        self.counts[bisect_left(_APART, seconds)] += tokens
+        self.sum += seconds * tokens
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Cumulative counts by upper bound, as the exposition format has them."""
+        bounds = [*(str(bound) for bound in _APART), "+Inf"]
+        return list(zip(bounds, map(float, accumulate(self.counts)), strict=True))
+
+
 class ModelMeters:
     """The metrics of one model, labels already bound: nothing is looked up per chunk."""
 
     def __init__(self, telemetry: Telemetry, model: str) -> None:
         self.first_token: Callable[[float], None] = telemetry.ttft.labels(model).observe
         """Seconds from the request to its first token."""
-        self.tokens_apart: Callable[[float], None] = telemetry.itl.labels(model).observe
-        """Seconds per token, averaged over one flush."""
+        self.tokens_apart = telemetry.gaps.setdefault(model, Gaps()).observe
+        """Seconds per token, averaged over one flush, and how many tokens."""
         self.duration: Callable[[float], None] = telemetry.duration.labels(model).observe
         """Seconds from the request to the end of its answer."""
         self.in_flight = telemetry.in_flight.labels(model)
@@ -74,9 +94,7 @@ class Telemetry:
             buckets=_FIRST,
             registry=registry,
         )
-        self.itl = Histogram(
-            "headrace_inter_token_latency_seconds", "Seconds per token", ["model"], buckets=_APART, registry=registry
-        )
+        self.gaps: dict[str, Gaps] = {}
         self.duration = Histogram(
             "headrace_request_duration_seconds",
             "Request to end of answer",
@@ -96,7 +114,7 @@ class Telemetry:
             "headrace_tokens", "Tokens metered; cached is a part of prompt", ["model", "kind"], registry=registry
         )
         self.charged = Counter("headrace_charged_nano", "Nano-units charged", ["model"], registry=registry)
-        registry.register(_Readings(self.reading))
+        registry.register(_Readings(self.reading, self.gaps))
 
     def model(self, name: str) -> ModelMeters:
         """Metrics of a model."""
@@ -110,12 +128,19 @@ class Telemetry:
 class _Readings(Collector):
     """Renders a Reading at scrape time."""
 
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, reading: Reading, gaps: dict[str, Gaps]) -> None:
         self._reading = reading
+        self._gaps = gaps
 
     def collect(self) -> Iterator[Metric]:
         """Yield the gauges and counters that others own."""
         reading = self._reading
+        apart = HistogramMetricFamily(
+            "headrace_inter_token_latency_seconds", "Seconds per token, over each flush", labels=["model"]
+        )
+        for model, gaps in self._gaps.items():
+            apart.add_metric([model], gaps.buckets(), gaps.sum)
+        yield apart
         yield GaugeMetricFamily("headrace_ready", "1 when requests are served", float(reading.ready))
         yield GaugeMetricFamily("headrace_open_holds", "Holds that have not ended", float(reading.open_holds))
         yield GaugeMetricFamily(

@@ -23,8 +23,9 @@ from marketplace.ledger.rules import Outcome
 
 log = logging.getLogger(__name__)
 
-_ROOM_S = 1.0
-"""How often a request whose client does not read is still looked after."""
+_METER_TOKENS = 16
+_METER_S = 0.25
+"""The meter is told of new tokens after this many, or this long: well within the margin that it keeps back."""
 
 
 class Run:
@@ -54,6 +55,8 @@ class Run:
         self._waiter: asyncio.Future[None] | None = None
         self._stop: Stop | None = None
         self._delivered = 0
+        self._unmetered = 0
+        self._metered_at = began
         self._first_at: float | None = None
         self._last_at = began
 
@@ -97,27 +100,35 @@ class Run:
         return settlement
 
     async def _read(self, generation: Generation) -> None:
-        sink, charge = self._sink, self.charge
+        sink = self._sink
         while True:
+            await generation.wait()
+            pause = sink.pause_s()
+            if pause > 0 and not generation.finished:
+                await self._pause(pause)
             deltas = await generation.next()
             if not deltas:
                 return
-            if not charge.durable.done():
-                await asyncio.shield(charge.durable)
-            elif self._first_at is None:
-                charge.durable.result()
-            self._observe(sum(len(delta.token_ids) for delta in deltas))
-            if self._stop is None and any(delta.finish_reason == "abort" for delta in deltas):
-                raise EngineError("draining", "the engine ended the request")
+            if self._first_at is None:
+                await asyncio.shield(self.charge.durable)
+            tokens = 0
+            for delta in deltas:
+                tokens += len(delta.token_ids)
+                if delta.finish_reason == "abort" and self._stop is None:
+                    raise EngineError("draining", "the engine ended the request")
+            self._observe(tokens)
             sink.write(self._first, deltas)
-            self._check(generation)
+            self._unmetered += tokens
+            if self._unmetered >= _METER_TOKENS or self._last_at >= self._metered_at + _METER_S:
+                self._meter(generation)
             while sink.full:
-                await sink.room(_ROOM_S)
-                self._check(generation)
-            if not generation.finished:
-                await self._pause(sink.pause_s())
+                await sink.room(_METER_S)
+                self._meter(generation)
 
-    def _check(self, generation: Generation) -> None:
+    def _meter(self, generation: Generation) -> None:
+        """Tell the meter how far the request is; stop it when there is no money for more."""
+        self._unmetered = 0
+        self._metered_at = self._clock()
         if self._stop is None:
             self._stop = self.charge.progress(generation.counters)
             if self._stop is not None:
@@ -129,7 +140,7 @@ class Run:
             self._first_at = now
             self._meters.first_token(now - self._began)
         elif tokens:
-            self._meters.tokens_apart((now - self._last_at) / tokens)
+            self._meters.tokens_apart((now - self._last_at) / tokens, tokens)
         self._last_at = now
         self._delivered += tokens
 

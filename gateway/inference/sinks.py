@@ -137,9 +137,11 @@ class BodySink:
     def __init__(self, choices: int, openings: dict[int, str]) -> None:
         self.choices = [Collected(openings.get(index, "")) for index in range(choices)]
         self.usage: dict[str, Any] | None = None
+        self._begun = False
 
     def write(self, first: int, deltas: list[Delta]) -> None:
         """Append."""
+        self._begun = True
         for delta in deltas:
             choice = self.choices[first + delta.index]
             choice.text += delta.text
@@ -168,8 +170,8 @@ class BodySink:
         """There always is."""
 
     def pause_s(self) -> float:
-        """A look four times a second."""
-        return self.PAUSE_S
+        """The first token is seen when it comes, for the metrics; then a look four times a second will do."""
+        return self.PAUSE_S if self._begun else 0.0
 
 
 def _reason(delta: Delta) -> str:

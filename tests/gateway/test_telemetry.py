@@ -14,7 +14,8 @@ def test_a_settlement_is_counted_by_kind_and_outcome() -> None:
     model.settled(Settlement(Tokens(10, 4, 7), "finished", True, "completed", 900))
     model.settled(Settlement(Tokens(3, 0, 1), "engine_error", False, "engine_error", 0))
     model.first_token(0.02)
-    model.tokens_apart(0.004)
+    model.tokens_apart(0.004, 3)
+    model.tokens_apart(7.0, 1)
     text = telemetry.render().decode()
     for line in (
         'headrace_tokens_total{kind="prompt",model="tiny"} 13.0',
@@ -24,7 +25,10 @@ def test_a_settlement_is_counted_by_kind_and_outcome() -> None:
         'headrace_outcomes_total{model="tiny",outcome="finished"} 1.0',
         'headrace_outcomes_total{model="tiny",outcome="engine_error"} 1.0',
         'headrace_time_to_first_token_seconds_bucket{le="0.025",model="tiny"} 1.0',
-        'headrace_inter_token_latency_seconds_bucket{le="0.005",model="tiny"} 1.0',
+        'headrace_inter_token_latency_seconds_bucket{le="0.005",model="tiny"} 3.0',
+        'headrace_inter_token_latency_seconds_bucket{le="0.0025",model="tiny"} 0.0',
+        'headrace_inter_token_latency_seconds_bucket{le="+Inf",model="tiny"} 4.0',
+        'headrace_inter_token_latency_seconds_count{model="tiny"} 4.0',
     ):
         assert line in text, line
 
