@@ -1,4 +1,4 @@
-/* Vectors of HR_LANES floats: 16 with AVX-512 VNNI, 8 with AVX2, and the compiler's own vectors (8, or HR_LANES if given) where
+/* Vectors of HR_LANES floats: 16 with AVX-512 VNNI, 8 with AVX2 (with or without AVX-VNNI), and the compiler's own vectors (8, or HR_LANES if given) where
  * HR_PORTABLE is defined or the processor has neither. Arithmetic is written with the compiler's vector operators; only what they
  * cannot say is an intrinsic here. Products and sums are fused only where vf_fma says so (the build forbids other contraction), so
  * a row's arithmetic is the same in every tile shape. */
@@ -211,10 +211,15 @@ HR_INLINE vb vb_spread(const int8_t *p) { /* the same 4 bytes in every lane */
 }
 
 /* Sums of unsigned 4-bit weights times int8 over at most one block of 32 fit a dot_nibble; dot_nibble_end widens to int32. */
-#if defined(HR_AVX512)
+#if defined(HR_AVX512) || (defined(HR_AVX2) && defined(__AVXVNNI__))
+#define HR_VNNI 1
 typedef vi dot_nibble;
 HR_INLINE dot_nibble dot_nibble_add(dot_nibble acc, vb w, vb a) {
+#if defined(HR_AVX512)
     return (vi)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, (__m512i)a);
+#else
+    return (vi)_mm256_dpbusd_avx_epi32((__m256i)acc, (__m256i)w, (__m256i)a);
+#endif
 }
 HR_INLINE vi dot_nibble_end(dot_nibble acc) { return acc; }
 #elif defined(HR_AVX2)
@@ -245,7 +250,7 @@ HR_INLINE vi dot_nibble_end(dot_nibble acc) { return acc; }
 #endif
 
 /* 8-bit weights are stored plus HR_BYTE_OFFSET: VNNI multiplies unsigned by signed, the others take them signed. */
-#if defined(HR_AVX512)
+#if defined(HR_VNNI)
 enum { HR_BYTE_OFFSET = 128 };
 HR_INLINE vi dot_byte_add(vi acc, vb w, vb a) { return dot_nibble_add(acc, w, a); }
 #elif defined(HR_AVX2)
