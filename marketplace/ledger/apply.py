@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 import msgspec
+from sqlalchemy import select
 
 from marketplace.ledger import book, chain, holds, ledger, meters
 from marketplace.ledger.book import CUSTOMER, Account, AccountState
@@ -24,8 +25,9 @@ from marketplace.ledger.holds import Refused
 from marketplace.ledger.meters import PriceVersion
 from marketplace.ledger.money import MoneyError
 from marketplace.ledger.records import Checkpoint, Extend, Hold, JournalRecord, Settle, encode
+from marketplace.ledger.tables import chain as chains
 from marketplace.ledger.tables import hold, quarantine
-from marketplace.store.db import WriteUnit
+from marketplace.store.db import ReadUnit, WriteUnit
 
 _CHANGING = ("asked", "amount", "state", "prompt", "cached", "completion", "closed_at", "closed_by", "close_reason")
 
@@ -104,9 +106,9 @@ def apply_batch(unit: WriteUnit, node: str, records: Sequence[JournalRecord]) ->
     )
 
 
-def applied_seq(unit: WriteUnit, node: str) -> int:
-    """Lock a node's chain and return the number of its last applied record; 0 for a new journal."""
-    return chain.lock(unit, node).applied_seq
+def applied_seq(unit: ReadUnit, node: str) -> int:
+    """Return the number of a journal's last record that this snapshot contains; 0 for a new journal."""
+    return int(unit.select(select(chains.c.applied_seq).where(chains.c.node == node)).scalar() or 0)
 
 
 def _prepare(unit: WriteUnit, node: str, records: Sequence[JournalRecord]) -> _Desk:

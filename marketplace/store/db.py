@@ -131,8 +131,7 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[WriteUnit]:
-        """Open a transaction for the length of the block. On SQLite, writers of this process queue here, fairly and
-        without spinning.
+        """Open a transaction for the length of the block. On SQLite, writers of this process queue here.
 
         StoreError when this thread already has one open: it would wait for itself.
         """

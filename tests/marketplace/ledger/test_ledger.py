@@ -172,6 +172,7 @@ def test_changes_by_hand_are_announced_those_of_the_journal_are_not(shop: Shop) 
         with shop.database.read() as unit:
             return ledger.changed_since(unit, since)
 
+    shop.top_up(a, 1)
     epoch, all_of_them = changes(0)
     assert set(all_of_them) == {a, b}
     assert changes(epoch) == (epoch, {})

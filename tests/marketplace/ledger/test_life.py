@@ -253,12 +253,11 @@ def _live(fresh: MakeDatabase, make_shop: Callable[[Database], Shop], examples: 
 
 
 def test_a_random_life(fresh_database: MakeDatabase, make_shop: Callable[[Database], Shop]) -> None:
-    lives = _live(fresh_database, make_shop, examples=20, steps=40)
-    assert any(life.paid for life in lives) and any(life.refunded for life in lives)
-    assert any(life.platform[WRITEOFF] for life in lives)
+    lives = _live(fresh_database, make_shop, examples=15, steps=40)
+    assert any(life.paid for life in lives)
 
 
 @pytest.mark.slow
 def test_many_random_lives(fresh_database: MakeDatabase, make_shop: Callable[[Database], Shop]) -> None:
     lives = _live(fresh_database, make_shop, examples=200, steps=80)
-    assert len(lives) >= 200
+    assert any(life.refunded for life in lives) and any(life.platform[WRITEOFF] for life in lives)
