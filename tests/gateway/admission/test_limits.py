@@ -23,6 +23,13 @@ def test_idleness_gives_back_the_burst_and_no_more() -> None:
     assert [rate.take(later) for _ in range(4)] == [0, 0, 0, 1_000_000]
 
 
+def test_an_interval_that_is_no_whole_number_is_rounded_against_the_caller() -> None:
+    rate = RequestRate(7, burst=1)  # one per 8,571,428.57 µs
+    assert rate.take(0) == 0
+    assert rate.take(8_571_428) == 1
+    assert rate.take(8_571_429) == 0
+
+
 def test_allowance_says_what_is_left() -> None:
     rate = RequestRate(60, burst=10)
     assert rate.allowance(5) == Allowance(10, 10, 0)
