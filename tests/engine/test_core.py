@@ -375,7 +375,7 @@ scenarios = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(scenario=scenarios)
 def test_any_life_ends_once_with_the_tokens_of_a_run_alone(make_bench: Make, scenario: dict[str, Any]) -> None:
     requests = scenario.pop("requests")

@@ -180,6 +180,27 @@ def test_top_p_keeps_the_shortest_prefix_that_reaches_it() -> None:
     assert kept_tokens(row, 1.0, 0, 1.0, 0.5).tolist() == [0, 1]
 
 
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 999),
+    size=st.sampled_from([300, 5000]),
+    scale=st.sampled_from([0.1, 1.0, 2.5]),
+    levels=st.sampled_from([None, 2]),
+    temperature=st.sampled_from([0.3, 1.0, 2.0]),
+    top_p=st.sampled_from([0.3, 0.9, 0.999]),
+)
+def test_a_large_nucleus_is_the_references(
+    seed: int, size: int, scale: float, levels: int | None, temperature: float, top_p: float
+) -> None:
+    row = random_row(seed, size, scale, levels)
+    kept = kept_tokens(row, temperature, 0, top_p, 0.0)
+    shortest, longest = (
+        len(reference.kept_tokens(torch.from_numpy(row), temperature, 0, p)) for p in (top_p - 2e-6, top_p + 2e-6)
+    )
+    assert shortest <= len(kept) <= longest
+    assert set(kept.tolist()) == set(np.argsort(-row, kind="stable")[: len(kept)].tolist())
+
+
 def test_a_flat_distribution_needs_a_long_prefix() -> None:
     row = np.zeros(VOCAB, dtype=np.float32)
     assert abs(len(kept_tokens(row, 1.0, 0, 0.5, 0.0)) - VOCAB // 2) <= 1
