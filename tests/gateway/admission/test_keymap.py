@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hmac
 import os
 import time
 from collections.abc import Callable
@@ -102,23 +103,30 @@ def test_another_pepper_knows_nobody(ring: Ring) -> None:
     assert other.authenticate(f"Bearer {secret}".encode(), None) is None
 
 
-def test_a_missing_and_a_wrong_key_cost_the_same_work(ring: Ring, monkeypatch: pytest.MonkeyPatch) -> None:
-    import hmac
+class Lookups(dict[bytes, Any]):
+    """A dict that remembers what was asked of it."""
 
-    ring.make()
+    def __init__(self, known: dict[bytes, Any]) -> None:
+        super().__init__(known)
+        self.asked: list[bytes] = []
+
+    def get(self, key: bytes, default: Any = None) -> Any:
+        self.asked.append(key)
+        return super().get(key, default)
+
+
+def test_a_right_a_wrong_and_a_missing_key_cost_one_keyed_hash_and_one_lookup(ring: Ring) -> None:
+    _, secret = ring.make()
     ring.map.load()
-    hashed: list[int] = []
-    real = hmac.digest
-
-    def counting(key: bytes, message: bytes, name: str) -> bytes:
-        hashed.append(len(message))
-        return real(key, message, name)
-
-    monkeypatch.setattr(hmac, "digest", counting)
-    for header in (None, b"Basic x", b"Bearer hr_u_wrong", b"Bearer " + b"y" * 10_000):
+    lookups = ring.map._keys = Lookups(ring.map._keys)
+    assert ring.caller(secret) is not None
+    for header in (b"Bearer hr_u_wrong", None, b"Basic x", b"Bearer " + b"y" * 10_000):
         assert ring.map.authenticate(header, None) is None
-    assert len(hashed) == 4
-    assert max(hashed) < 100
+    assert [len(digest) for digest in lookups.asked] == [32] * 5
+    right, wrong, *absent = lookups.asked
+    assert right == hmac.digest(PEPPER, secret.encode(), "sha256")
+    assert wrong == hmac.digest(PEPPER, b"hr_u_wrong", "sha256")
+    assert len(set(absent)) == 1, "without a usable secret the same hash is made of nothing in particular"
 
 
 def test_revoked_expired_and_payless_keys_are_nobody(ring: Ring) -> None:
