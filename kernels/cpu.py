@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -70,12 +71,13 @@ class CpuOps:
             getattr(library, function).argtypes = arguments
         self.threads = threads or len(os.sched_getaffinity(0))
         self.lanes = int(library.hr_lanes())
-        self._library = library
+        self.library = library
         self._pool = library.hr_pool_new(self.threads)
         if not self._pool:
             raise MemoryError("no memory for the thread pool")
         weakref.finalize(self, library.hr_pool_free, self._pool)
         self._arena = Arena()
+        self._lock = threading.Lock()
 
     def pack(self, parts: Sequence[WeightPart], bias: Tensor | None = None) -> LinearWeight:
         """Lay parts out in panels of rows; neighbours of the same format become one segment. Raises ValueError."""
@@ -92,8 +94,8 @@ class CpuOps:
         for run in runs:
             kind, rows = _kind(run[0]), sum(rows_of(part) for part in run)
             source = torch.cat([part.data.contiguous() for part in run])
-            packed = self._arena.take(int(self._library.hr_packed_bytes(kind, rows, width)))
-            self._library.hr_pack(kind, rows, width, source.data_ptr(), packed.data_ptr())
+            packed = self._arena.take(int(self.library.hr_packed_bytes(kind, rows, width)))
+            self.library.hr_pack(kind, rows, width, source.data_ptr(), packed.data_ptr())
             segments.append((kind, rows, packed))
         return PackedWeight(segments, width, None if bias is None else bias.to(torch.float32).contiguous())
 
@@ -103,18 +105,15 @@ class CpuOps:
         if x.dim() != 2 or x.shape[1] != packed.in_features:
             raise ValueError(f"linear needs x of [T, {packed.in_features}], not {list(x.shape)}")
         out = torch.empty(x.shape[0], packed.out_features)
-        check(self._library.hr_linear(self._pool, packed.address, float_address(x), x.shape[0], out.data_ptr()))
+        self.call(self.library.hr_linear, packed.address, float_address(x), x.shape[0], out.data_ptr())
         return out
 
     def embed(self, token_ids: Tensor, weight: LinearWeight) -> Tensor:
         """Dequantised rows [T, H]. Raises IndexError for an id outside the weight."""
         packed = packed_weight(weight)
         out = torch.empty(token_ids.shape[0], packed.in_features)
-        check(
-            self._library.hr_embed(
-                self._pool, packed.address, int_address(token_ids), token_ids.shape[0], out.data_ptr()
-            )
-        )
+        ids = int_address(token_ids)
+        self.call(self.library.hr_embed, packed.address, ids, token_ids.shape[0], out.data_ptr())
         return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
@@ -123,11 +122,9 @@ class CpuOps:
         if weight.shape != (width,) or (residual is not None and residual.shape != x.shape):
             raise ValueError(f"rms_norm of {list(x.shape)} does not fit weight {list(weight.shape)} or the residual")
         out = torch.empty(x.shape)
-        check(
-            self._library.hr_rms_norm(
-                self._pool, float_address(x), None if residual is None else float_address(residual),
-                float_address(weight), x.numel() // max(width, 1), width, eps, out.data_ptr(),
-            )
+        self.call(
+            self.library.hr_rms_norm, float_address(x), None if residual is None else float_address(residual),
+            float_address(weight), x.numel() // max(width, 1), width, eps, out.data_ptr(),
         )  # fmt: skip
         return out
 
@@ -162,7 +159,7 @@ class CpuOps:
             tokens, cos_sin.shape[0], pages * page_size,
             num_q_heads, num_kv_heads, head_dim, page_size, kind, eps,
         )  # fmt: skip
-        check(self._library.hr_rope_cache(self._pool, ctypes.addressof(args)))
+        self.call(self.library.hr_rope_cache, ctypes.addressof(args))
         return q
 
     def paged_attention(
@@ -191,36 +188,35 @@ class CpuOps:
             out.data_ptr(), tokens, pages,
             seqs, page_table.shape[1], num_q_heads, key_cache.shape[1], head_dim, page_size, kind, window, scale,
         )  # fmt: skip
-        check(self._library.hr_attention(self._pool, ctypes.addressof(args)))
+        self.call(self.library.hr_attention, ctypes.addressof(args))
         return out
 
     def gated(self, gate_up: Tensor, activation: Activation = "silu") -> Tensor:
         """activation(first half) · second half."""
         if activation not in ("silu", "gelu_tanh"):
             raise ValueError(f"unknown activation {activation!r}; known: silu, gelu_tanh")
-        rows, width = gate_up.shape[0], gate_up.shape[1] // 2
         if gate_up.dim() != 2 or gate_up.shape[1] % 2:
             raise ValueError(f"gated needs [T, 2·I], not {list(gate_up.shape)}")
+        rows, width = gate_up.shape[0], gate_up.shape[1] // 2
         out = torch.empty(rows, width)
-        check(
-            self._library.hr_gated(
-                self._pool, float_address(gate_up), rows, width, activation == "gelu_tanh", out.data_ptr()
-            )
-        )
+        gelu = activation == "gelu_tanh"
+        self.call(self.library.hr_gated, float_address(gate_up), rows, width, gelu, out.data_ptr())
         return out
 
     def decoder(self, spec: DecoderSpec) -> DecoderProgram:
         """The whole decoder as one native call. Raises TypeError or ValueError for weights that do not fit."""
         from kernels.cpu_decoder import NativeDecoder
 
-        return NativeDecoder(self._library, self._pool, spec, self)
+        return NativeDecoder(self, spec)
 
-
-def check(code: int) -> None:
-    """Raise what a native operation's result stands for; 0 is success."""
-    if code:
-        kind, message = _ERRORS[code]
-        raise kind(message)
+    def call(self, function: Callable[..., int], *arguments: object) -> None:
+        """Run a native operation on the pool; raise what its result stands for. Callers on other threads wait: the pool
+        and its scratch memory serve one operation at a time."""
+        with self._lock:
+            code = function(self._pool, *arguments)
+        if code:
+            kind, message = _ERRORS[code]
+            raise kind(message)
 
 
 def _kind(part: WeightPart) -> int:

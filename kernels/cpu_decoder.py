@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.cpu import PackedWeight, cache_shape, check, float_address, int_address, packed_weight
+from kernels.cpu import CpuOps, PackedWeight, cache_shape, float_address, int_address, packed_weight
 from kernels.decoder import DecoderSpec
 from kernels.interface import LinearWeight
 from kernels.native_structs import DecoderStruct, LayerStruct, StepStruct
@@ -17,9 +17,9 @@ from kernels.native_structs import DecoderStruct, LayerStruct, StepStruct
 class NativeDecoder:
     """A decoder whose weights have been checked against each other once; a call checks only the step's own inputs."""
 
-    def __init__(self, library: ctypes.CDLL, pool: int, spec: DecoderSpec, owner: object) -> None:
-        """owner is kept alive: the pool ends with it."""
-        self._library, self._pool, self._spec, self._owner = library, pool, spec, owner
+    def __init__(self, ops: CpuOps, spec: DecoderSpec) -> None:
+        """Raises TypeError or ValueError for weights that do not fit together."""
+        self._ops, self._spec = ops, spec
         if not spec.layers or spec.num_kv_heads <= 0 or spec.num_q_heads % spec.num_kv_heads:
             raise ValueError(f"{len(spec.layers)} layers of {spec.num_q_heads} over {spec.num_kv_heads} heads")
         if spec.activation not in ("silu", "gelu_tanh"):
@@ -78,7 +78,7 @@ class NativeDecoder:
             ctypes.addressof(value_addresses), logits.data_ptr(), tokens, rows, pages, seqs, page_table.shape[1],
             page_size, kind,
         )  # fmt: skip
-        check(self._library.hr_decoder_run(self._pool, ctypes.addressof(self._struct), ctypes.addressof(step)))
+        self._ops.call(self._ops.library.hr_decoder_run, ctypes.addressof(self._struct), ctypes.addressof(step))
         return logits
 
     def _layer(self, index: int) -> LayerStruct:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -112,10 +114,21 @@ def test_a_row_has_the_same_bits_whatever_else_is_in_the_call(
     assert torch.equal(whole[first:last], cpu.linear(x[first:last].contiguous(), weight))
 
 
-def test_the_number_of_threads_does_not_change_a_bit(cpu: CpuOps, kernel_cache, random_weight: MakeWeight) -> None:  # type: ignore[no-untyped-def]
+def test_the_number_of_threads_does_not_change_a_bit(
+    cpu: CpuOps, kernel_cache: Path, random_weight: MakeWeight
+) -> None:
     alone, part = CpuOps(1, kernel_cache), random_weight(300, 576, "q4_1")
     x = torch.randn(70, 576)
     assert torch.equal(cpu.linear(x, cpu.pack([part])), alone.linear(x, alone.pack([part])))
+
+
+def test_callers_on_several_threads_do_not_disturb_each_other(cpu: CpuOps, random_weight: MakeWeight) -> None:
+    weight = cpu.pack([random_weight(200, 576, "q4_1")])
+    inputs = [torch.randn(tokens, 576) for tokens in (1, 5, 40, 90)]
+    expected = [cpu.linear(x, weight) for x in inputs]
+    with ThreadPoolExecutor(4) as threads:
+        results = list(threads.map(lambda x: [cpu.linear(x, weight) for _ in range(25)], inputs))
+    assert all(torch.equal(out, right) for outs, right in zip(results, expected, strict=True) for out in outs)
 
 
 def test_zero_tiny_and_huge_inputs_stay_finite(cpu: CpuOps, random_weight: MakeWeight) -> None:
