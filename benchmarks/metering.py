@@ -20,6 +20,7 @@ import uvloop
 from benchmarks.rig import results
 from benchmarks.rig.machine import wait_until_quiet
 from engine.wire import Counters, UsageReply
+from gateway.metering import metering as assembly
 from gateway.metering.metering import SWITCH_S, Metering
 from marketplace.ledger import ledger, meters
 from marketplace.ledger.apply import apply_batch
@@ -172,7 +173,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--switch-ms", type=float, default=SWITCH_S * 1e3, help="see gateway.metering.metering.SWITCH_S"
     )
     asked = parser.parse_args(arguments)
-    sys.setswitchinterval(asked.switch_ms / 1e3)
+    assembly.SWITCH_S = asked.switch_ms / 1e3
+    sys.setswitchinterval(assembly.SWITCH_S)
     busy = wait_until_quiet(asked.quiet_s)
     rows: list[dict[str, results.Cell]] = []
     with tempfile.TemporaryDirectory() as name:
