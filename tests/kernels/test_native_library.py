@@ -1,19 +1,15 @@
 from __future__ import annotations
 
-import logging
 import platform
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
-import torch
 
-import kernels
 from kernels import native_library
 from kernels.cpu import CpuOps
 from kernels.native_library import BuildError, build, default_cache_dir, find_compiler, load
-from kernels.reference import ReferenceOps
 
 
 def test_a_second_load_uses_the_file_of_the_first(
@@ -69,23 +65,6 @@ def test_code_for_other_processors_compiles_without_a_warning(names: tuple[str, 
     assert done.returncode == 0, done.stderr
 
 
-def test_without_a_compiler_the_cpu_choice_warns_and_still_works(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with caplog.at_level(logging.WARNING):
-        ops = kernels.table("cpu", "cpu", cache_dir=tmp_path)
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "no C compiler found" in caplog.text
-    assert ops.name == "cpu"
-    x, weight, reference = torch.randn(37, 64), torch.randn(20, 64), ReferenceOps()
-    expected = reference.linear(x, reference.pack([weight]))
-    packed = ops.pack([weight])
-    torch.testing.assert_close(ops.linear(x, packed), expected)
-    assert torch.equal(ops.linear(x, packed)[20:21], ops.linear(x[20:21], packed))
-
-
 def test_a_failing_compiler_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = tmp_path / "cc"
     broken.write_text("#!/bin/sh\necho 'fatal error: it is Sunday' >&2\nexit 1\n")
@@ -104,24 +83,3 @@ def test_a_cache_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None
 def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
     assert default_cache_dir() == Path("/somewhere/headrace/kernels")
-
-
-@pytest.mark.parametrize(
-    ("device", "choice", "threads", "message"),
-    [
-        ("tpu", "auto", 0, "unknown device"),
-        ("cpu", "triton", 0, "do not run on"),
-        ("cuda", "cpu", 0, "do not run on"),
-        ("cpu", "auto", -1, "threads"),
-    ],
-)
-def test_the_table_refuses_what_a_device_cannot_run(device: str, choice: str, threads: int, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        kernels.table(device, choice, threads)
-
-
-def test_the_table_gives_what_was_asked_for(kernel_cache: Path) -> None:
-    assert kernels.table("cpu", "reference").name == "reference"
-    ops = kernels.table("cpu", "auto", 1, kernel_cache)
-    assert isinstance(ops, CpuOps)
-    assert ops.threads == 1
