@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
@@ -117,6 +118,11 @@ class Generation:
         """Resolves when nothing more will arrive, however it ended; for callbacks, not to be cancelled."""
         return self._answers.done
 
+    def alarm(self, tokens: int, callback: Callable[[], None]) -> None:
+        """Call back once, when `tokens` more tokens have arrived: for consumers that look only now and then."""
+        answers = self._answers
+        answers.alarm_in, answers.on_alarm = tokens, callback
+
     async def wait(self) -> None:
         """Return when next() need not wait for tokens. For consumers that gather what comes before they read it."""
         answers = self._answers
@@ -166,7 +172,9 @@ class Generation:
 class _Answers:
     """A Generation's state; the client refers to it and not to the handle, so that a dropped handle is noticed."""
 
-    __slots__ = ("_engine", "_waiter", "answers", "done", "error", "loop", "open", "request_id")
+    __slots__ = (
+        "_engine", "_waiter", "alarm_in", "answers", "done", "error", "loop", "on_alarm", "open", "request_id"
+    )  # fmt: skip
 
     def __init__(self, engine: Engine, request: GenerateRequest, tokenizer: HasVocabulary) -> None:
         if request.n < 1:
@@ -176,6 +184,8 @@ class _Answers:
         self.error: EngineError | None = None
         self.done: asyncio.Future[None] = self.loop.create_future()
         self.open = request.n
+        self.alarm_in = sys.maxsize
+        self.on_alarm: Callable[[], None] = _nothing
         self._engine = engine
         self._waiter: asyncio.Future[None] | None = None
         prompt, params = pack_tokens(request.prompt_ids), request.params
@@ -235,6 +245,10 @@ class _Answers:
             self.open -= 1
             if self.open == 0:
                 self._finish()
+        self.alarm_in -= len(said.tokens) // 4
+        if self.alarm_in <= 0:
+            self.alarm_in = sys.maxsize
+            self.on_alarm()
         waiter = self._waiter
         if waiter is not None and not waiter.done() and (answer.unread or not self.open):
             waiter.set_result(None)
@@ -253,6 +267,10 @@ class _Answers:
     def _finish(self) -> None:
         if not self.done.done():
             self.done.set_result(None)
+
+
+def _nothing() -> None:
+    """No alarm is set."""
 
 
 def _params_of(params: SamplingParams, index: int) -> SamplingParams:

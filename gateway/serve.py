@@ -27,6 +27,7 @@ from gateway.settings import Paths, Settings
 
 EXIT_OK = 0
 EXIT_FAILED = 1
+SWITCH_S = 0.0001
 
 
 def serve(settings: Settings) -> int:
@@ -36,6 +37,10 @@ def serve(settings: Settings) -> int:
         level=settings.log_level.upper(),
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
+    # The event loop lets go of the interpreter at every system call and would wait 5 ms for it while a thread
+    # writes the
+    # ledger; this bounds the wait.
+    sys.setswitchinterval(SWITCH_S)
     paths = Paths(settings.data)
     try:
         with lock(paths), _bind(settings) as listener:

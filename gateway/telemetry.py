@@ -1,12 +1,17 @@
-"""What the gateway tells Prometheus: latencies, queues, tokens, money, refusals, and the health of the engine."""
+"""What the gateway tells Prometheus: latencies, queues, tokens, money, refusals, and the health of the engine.
+
+Counting happens on the event loop at every request and every flush, so it is plain arithmetic on plain objects; the
+metrics are made of it when somebody scrapes.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -15,9 +20,60 @@ from gateway.metering.charge import Settlement
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
-_FIRST = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-_APART = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0)
-_WHOLE = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+FIRST = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+APART = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0)
+WHOLE = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+
+
+class Spread:
+    """A histogram of seconds."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        """`bounds` are the upper bounds of the buckets, ascending; one without a bound follows."""
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, seconds: float, times: int = 1) -> None:
+        """It took `seconds`, `times` times."""
+        self.counts[bisect_left(self.bounds, seconds)] += times
+        self.sum += seconds * times
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Cumulative counts by upper bound, as the exposition format has them."""
+        bounds = [*(str(bound) for bound in self.bounds), "+Inf"]
+        return list(zip(bounds, map(float, accumulate(self.counts)), strict=True))
+
+
+class ModelMeters:
+    """What is counted about one model."""
+
+    def __init__(self) -> None:
+        self.first_token = Spread(FIRST)
+        """From the request to its first token."""
+        self.tokens_apart = Spread(APART)
+        """Seconds per token, averaged over one flush."""
+        self.duration = Spread(WHOLE)
+        """From the request to the end of its answer."""
+        self.in_flight = 0
+        self.prompt = 0
+        self.cached = 0
+        """a part of `prompt`"""
+        self.completion = 0
+        self.charged = 0
+        """nano-units"""
+        self.outcomes: Counter[str] = Counter()
+
+    def settled(self, settlement: Settlement) -> None:
+        """Count what one request has consumed and paid."""
+        tokens = settlement.tokens
+        self.prompt += tokens.prompt
+        self.cached += tokens.cached
+        self.completion += tokens.completion
+        self.charged += settlement.cost
+        self.outcomes[settlement.outcome] += 1
 
 
 class Reading:
@@ -31,127 +87,100 @@ class Reading:
         self.voided = 0
         self.free_tokens = 0
         self.journal_backlog = 0
+        self.recovered = 0
         self.ready = False
 
 
-class Gaps:
-    """A histogram that is cheap enough for every flush: seconds per token, weighted by tokens."""
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(_APART) + 1)
-        self.sum = 0.0
-
-    def observe(self, seconds: float, tokens: int) -> None:
-        """`tokens` tokens came `seconds` apart."""
-        self.counts[bisect_left(_APART, seconds)] += tokens
-        self.sum += seconds * tokens
-
-    def buckets(self) -> list[tuple[str, float]]:
-        """Cumulative counts by upper bound, as the exposition format has them."""
-        bounds = [*(str(bound) for bound in _APART), "+Inf"]
-        return list(zip(bounds, map(float, accumulate(self.counts)), strict=True))
-
-
-class ModelMeters:
-    """The metrics of one model, labels already bound: nothing is looked up per chunk."""
-
-    def __init__(self, telemetry: Telemetry, model: str) -> None:
-        self.first_token: Callable[[float], None] = telemetry.ttft.labels(model).observe
-        """Seconds from the request to its first token."""
-        self.tokens_apart = telemetry.gaps.setdefault(model, Gaps()).observe
-        """Seconds per token, averaged over one flush, and how many tokens."""
-        self.duration: Callable[[float], None] = telemetry.duration.labels(model).observe
-        """Seconds from the request to the end of its answer."""
-        self.in_flight = telemetry.in_flight.labels(model)
-        self._prompt = telemetry.tokens.labels(model, "prompt").inc
-        self._cached = telemetry.tokens.labels(model, "cached").inc
-        self._completion = telemetry.tokens.labels(model, "completion").inc
-        self._charged = telemetry.charged.labels(model).inc
-        self._outcomes = telemetry.outcomes
-        self._model = model
-
-    def settled(self, settlement: Settlement) -> None:
-        """Count what one request has consumed and paid. `cached` tokens are a part of `prompt`."""
-        tokens = settlement.tokens
-        self._prompt(tokens.prompt)
-        self._cached(tokens.cached)
-        self._completion(tokens.completion)
-        self._charged(settlement.cost)
-        self._outcomes.labels(self._model, settlement.outcome).inc()
-
-
 class Telemetry:
-    """One registry; `render` answers a scrape."""
+    """Everything that is counted; `render` answers a scrape."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+        self.models: dict[str, ModelMeters] = {}
+        self.requests: Counter[tuple[str, int]] = Counter()
+        """Answers by route and status."""
+        self.refusals: Counter[str] = Counter()
+        """Error answers by code."""
         self.reading = Reading()
-        registry = self.registry
-        self.ttft = Histogram(
-            "headrace_time_to_first_token_seconds",
-            "Request to first token",
-            ["model"],
-            buckets=_FIRST,
-            registry=registry,
-        )
-        self.gaps: dict[str, Gaps] = {}
-        self.duration = Histogram(
-            "headrace_request_duration_seconds",
-            "Request to end of answer",
-            ["model"],
-            buckets=_WHOLE,
-            registry=registry,
-        )
-        self.in_flight = Gauge("headrace_requests_in_flight", "Admitted and not ended", ["model"], registry=registry)
-        self.requests = Counter(
-            "headrace_requests", "Answers by route and status", ["route", "status"], registry=registry
-        )
-        self.refusals = Counter("headrace_refusals", "Error answers by code", ["code"], registry=registry)
-        self.outcomes = Counter(
-            "headrace_outcomes", "Metered requests by how they ended", ["model", "outcome"], registry=registry
-        )
-        self.tokens = Counter(
-            "headrace_tokens", "Tokens metered; cached is a part of prompt", ["model", "kind"], registry=registry
-        )
-        self.charged = Counter("headrace_charged_nano", "Nano-units charged", ["model"], registry=registry)
-        registry.register(_Readings(self.reading, self.gaps))
+        self._registry = CollectorRegistry()
+        self._registry.register(_Metrics(self))
 
     def model(self, name: str) -> ModelMeters:
-        """Metrics of a model."""
-        return ModelMeters(self, name)
+        """What is counted about a model."""
+        return self.models.setdefault(name, ModelMeters())
 
     def render(self) -> bytes:
         """The exposition text."""
-        return generate_latest(self.registry)
+        return generate_latest(self._registry)
 
 
-class _Readings(Collector):
-    """Renders a Reading at scrape time."""
+class _Metrics(Collector):
+    """Makes metrics of a Telemetry at scrape time."""
 
-    def __init__(self, reading: Reading, gaps: dict[str, Gaps]) -> None:
-        self._reading = reading
-        self._gaps = gaps
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the gauges and counters that others own."""
-        reading = self._reading
-        apart = HistogramMetricFamily(
-            "headrace_inter_token_latency_seconds", "Seconds per token, over each flush", labels=["model"]
+        """Yield every metric family."""
+        yield from self._latencies()
+        yield from self._counts()
+        yield from self._house()
+        yield from self._engines()
+
+    def _latencies(self) -> Iterator[Metric]:
+        for name, text, field in (
+            ("time_to_first_token", "Request to first token", "first_token"),
+            ("inter_token_latency", "Seconds per token, over each flush", "tokens_apart"),
+            ("request_duration", "Request to end of answer", "duration"),
+        ):
+            family = HistogramMetricFamily(f"headrace_{name}_seconds", text, labels=["model"])
+            for model, meters in self._telemetry.models.items():
+                spread: Spread = getattr(meters, field)
+                family.add_metric([model], spread.buckets(), spread.sum)
+            yield family
+
+    def _counts(self) -> Iterator[Metric]:
+        requests = CounterMetricFamily("headrace_requests", "Answers by route and status", labels=["route", "status"])
+        for (route, status), count in self._telemetry.requests.items():
+            requests.add_metric([route, str(status)], count)
+        refusals = CounterMetricFamily("headrace_refusals", "Error answers by code", labels=["code"])
+        for code, count in self._telemetry.refusals.items():
+            refusals.add_metric([code], count)
+        tokens = CounterMetricFamily(
+            "headrace_tokens", "Tokens metered; cached is a part of prompt", labels=["model", "kind"]
         )
-        for model, gaps in self._gaps.items():
-            apart.add_metric([model], gaps.buckets(), gaps.sum)
-        yield apart
+        charged = CounterMetricFamily("headrace_charged_nano", "Nano-units charged", labels=["model"])
+        outcomes = CounterMetricFamily(
+            "headrace_outcomes", "Metered requests by how they ended", labels=["model", "outcome"]
+        )
+        in_flight = GaugeMetricFamily("headrace_requests_in_flight", "Admitted and not ended", labels=["model"])
+        for model, meters in self._telemetry.models.items():
+            for kind in ("prompt", "cached", "completion"):
+                tokens.add_metric([model, kind], getattr(meters, kind))
+            charged.add_metric([model], meters.charged)
+            for outcome, count in meters.outcomes.items():
+                outcomes.add_metric([model, outcome], count)
+            in_flight.add_metric([model], meters.in_flight)
+        yield from (requests, refusals, tokens, charged, outcomes, in_flight)
+
+    def _house(self) -> Iterator[Metric]:
+        reading = self._telemetry.reading
         yield GaugeMetricFamily("headrace_ready", "1 when requests are served", float(reading.ready))
-        yield GaugeMetricFamily("headrace_open_holds", "Holds that have not ended", float(reading.open_holds))
+        yield GaugeMetricFamily("headrace_open_holds", "Holds that have not ended", reading.open_holds)
         yield GaugeMetricFamily(
-            "headrace_journal_backlog", "Journal records that the ledger has not taken", float(reading.journal_backlog)
+            "headrace_journal_backlog", "Journal records that the ledger has not taken", reading.journal_backlog
         )
-        yield CounterMetricFamily("headrace_voided_holds", "Holds given back unused", float(reading.voided))
-        yield CounterMetricFamily("headrace_free_tokens", "Tokens metered and not charged", float(reading.free_tokens))
+        yield CounterMetricFamily("headrace_voided_holds", "Holds given back unused", reading.voided)
+        yield CounterMetricFamily("headrace_free_tokens", "Tokens metered and not charged", reading.free_tokens)
+        yield CounterMetricFamily(
+            "headrace_recovered_requests", "Requests of an earlier process ended at this start", reading.recovered
+        )
+
+    def _engines(self) -> Iterator[Metric]:
+        reading = self._telemetry.reading
         up = GaugeMetricFamily("headrace_engine_up", "1 when the engine answers", labels=["model"])
         restarts = CounterMetricFamily("headrace_engine_restarts", "Times the engine was restarted", labels=["model"])
         for model, count in reading.restarts.items():
-            restarts.add_metric([model], float(count))
+            restarts.add_metric([model], count)
         gauges = {
             name: GaugeMetricFamily(f"headrace_engine_{name}", text, labels=["model"])
             for name, text in (
@@ -181,7 +210,4 @@ class _Readings(Collector):
                     gauge.add_metric([model], float(getattr(snapshot, name)))
                 for name, counter in counters.items():
                     counter.add_metric([model], float(getattr(snapshot, name)))
-        yield up
-        yield restarts
-        yield from gauges.values()
-        yield from counters.values()
+        yield from (up, restarts, *gauges.values(), *counters.values())

@@ -43,7 +43,7 @@ class Endpoint:
             log.exception("request %s failed", exchange.request_id)
             await self._refuse(exchange, errors.internal())
         finally:
-            self._telemetry.requests.labels(self._route, str(exchange.status)).inc()
+            self._telemetry.requests[self._route, exchange.status] += 1
 
     async def _handle(self, exchange: Exchange) -> None:
         method = exchange.scope["method"]
@@ -53,7 +53,7 @@ class Endpoint:
         await handler(exchange)
 
     async def _refuse(self, exchange: Exchange, error: ApiError) -> None:
-        self._telemetry.refusals.labels(error.counted).inc()
+        self._telemetry.refusals[error.counted] += 1
         if exchange.status == 0:
             await exchange.fail(error)
 

@@ -34,7 +34,7 @@ from gateway.inference.sse import Pace
 from gateway.inference.surface import Ask
 from gateway.metering.charge import Charge, InsufficientQuotaError, MeteringUnavailableError
 from gateway.metering.meter import Meter
-from gateway.telemetry import ModelMeters, Telemetry
+from gateway.telemetry import Telemetry
 from marketplace.ledger.meters import PriceVersion
 
 
@@ -71,14 +71,6 @@ class Services(msgspec.Struct, kw_only=True):
     """Seconds that never jump."""
     answers: set[Answer] = msgspec.field(default_factory=set)
     """Those that have not ended."""
-    meters: dict[str, ModelMeters] = msgspec.field(default_factory=dict)
-
-    def model_meters(self, name: str) -> ModelMeters:
-        """Metrics of a model, made once."""
-        found = self.meters.get(name)
-        if found is None:
-            found = self.meters[name] = self.telemetry.model(name)
-        return found
 
 
 def authenticate(services: Services, exchange: Exchange) -> KeyState:
@@ -159,7 +151,7 @@ async def _admit(services: Services, exchange: Exchange, ask: Ask, model: Model,
     except BaseException:
         model.capacity.leave(ticket, now, served=False)
         raise
-    meters = services.model_meters(model.name)
+    meters = services.telemetry.model(model.name)
     created = int(time.time())
     sink = _sink(services, exchange, ask, model, n * len(prompts), created)
     runs = [
@@ -179,12 +171,12 @@ async def _admit(services: Services, exchange: Exchange, ask: Ask, model: Model,
     ]
     admitted = Answer(runs, sink, created, services.limits.request_timeout_s)
     services.answers.add(admitted)
-    meters.in_flight.inc()
+    meters.in_flight += 1
 
     def ended() -> None:
         services.answers.discard(admitted)
-        meters.in_flight.dec()
-        meters.duration(services.clock() - exchange.began)
+        meters.in_flight -= 1
+        meters.duration.observe(services.clock() - exchange.began)
         model.capacity.leave(ticket, round(services.clock() * 1e6), served=admitted.error is None)
 
     admitted.on_end(ended)

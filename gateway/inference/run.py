@@ -55,8 +55,9 @@ class Run:
         self._waiter: asyncio.Future[None] | None = None
         self._stop: Stop | None = None
         self._delivered = 0
-        self._unmetered = 0
+        self._metered_tokens = 0
         self._metered_at = began
+        self._alarmed = False
         self._first_at: float | None = None
         self._last_at = began
 
@@ -103,9 +104,10 @@ class Run:
         sink = self._sink
         while True:
             await generation.wait()
-            pause = sink.pause_s()
-            if pause > 0 and not generation.finished:
-                await self._pause(pause)
+            while not generation.finished and (pause := sink.pause_s()) > 0:
+                if not await self._pause(generation, pause):
+                    break
+                self._meter(generation)
             deltas = await generation.next()
             if not deltas:
                 return
@@ -118,19 +120,23 @@ class Run:
                     raise EngineError("draining", "the engine ended the request")
             self._observe(tokens)
             sink.write(self._first, deltas)
-            self._unmetered += tokens
-            if self._unmetered >= _METER_TOKENS or self._last_at >= self._metered_at + _METER_S:
+            if self._unmetered(generation) >= _METER_TOKENS or self._last_at >= self._metered_at + _METER_S:
                 self._meter(generation)
             while sink.full:
                 await sink.room(_METER_S)
                 self._meter(generation)
 
+    def _unmetered(self, generation: Generation) -> int:
+        """Tokens generated since the meter was last told."""
+        return generation.counters.completion - self._metered_tokens
+
     def _meter(self, generation: Generation) -> None:
         """Tell the meter how far the request is; stop it when there is no money for more."""
-        self._unmetered = 0
+        counters = generation.counters
+        self._metered_tokens = counters.completion
         self._metered_at = self._clock()
         if self._stop is None:
-            self._stop = self.charge.progress(generation.counters)
+            self._stop = self.charge.progress(counters)
             if self._stop is not None:
                 generation.abort()
 
@@ -138,24 +144,32 @@ class Run:
         now = self._clock()
         if self._first_at is None:
             self._first_at = now
-            self._meters.first_token(now - self._began)
+            self._meters.first_token.observe(now - self._began)
         elif tokens:
-            self._meters.tokens_apart((now - self._last_at) / tokens, tokens)
+            self._meters.tokens_apart.observe((now - self._last_at) / tokens, tokens)
         self._last_at = now
         self._delivered += tokens
 
-    async def _pause(self, seconds: float) -> None:
-        """Let tokens gather, but not longer than the generation lasts."""
-        if seconds <= 0:
-            return
+    async def _pause(self, generation: Generation, seconds: float) -> bool:
+        """Let tokens gather, at most until the generation ends. True when so many came that the meter has to know."""
+        unmetered = self._unmetered(generation)
+        if unmetered >= _METER_TOKENS:
+            return True
         loop = asyncio.get_running_loop()
         self._waiter = loop.create_future()
+        self._alarmed = False
+        generation.alarm(_METER_TOKENS - unmetered, self._alarm)
         timer = loop.call_later(seconds, self._wake)
         try:
             await self._waiter
         finally:
             timer.cancel()
             self._waiter = None
+        return self._alarmed
+
+    def _alarm(self) -> None:
+        self._alarmed = True
+        self._wake()
 
     def _wake(self, _: object = None) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -13,9 +13,9 @@ def test_a_settlement_is_counted_by_kind_and_outcome() -> None:
     model = telemetry.model("tiny")
     model.settled(Settlement(Tokens(10, 4, 7), "finished", True, "completed", 900))
     model.settled(Settlement(Tokens(3, 0, 1), "engine_error", False, "engine_error", 0))
-    model.first_token(0.02)
-    model.tokens_apart(0.004, 3)
-    model.tokens_apart(7.0, 1)
+    model.first_token.observe(0.02)
+    model.tokens_apart.observe(0.004, 3)
+    model.tokens_apart.observe(7.0)
     text = telemetry.render().decode()
     for line in (
         'headrace_tokens_total{kind="prompt",model="tiny"} 13.0',
@@ -66,6 +66,6 @@ def test_an_engine_that_does_not_answer_is_down() -> None:
 
 def test_two_registries_do_not_meet() -> None:
     first, second = Telemetry(), Telemetry()
-    first.refusals.labels("x").inc()
+    first.refusals["x"] += 1
     assert 'headrace_refusals_total{code="x"} 1.0' in first.render().decode()
     assert 'headrace_refusals_total{code="x"}' not in second.render().decode()

@@ -249,7 +249,7 @@ def test_a_balance_for_m_requests_admits_at_most_m(make_house: Any) -> None:
 
 def test_an_answer_that_outgrows_the_balance_is_cut_and_says_so(make_house: Any) -> None:
     balance = f"0.{(PROMPT * 20 + 1500 * 60):09d}"
-    house = make_house({"tokens": 5000, "interval_ms": 0.2}, first_balance=balance)
+    house = make_house({"tokens": 5000, "interval_ms": 1.0}, first_balance=balance)
     answer = house.client().chat.completions.create(**CHAT)
     assert answer.choices[0].finish_reason == "length"
     assert answer.usage.model_extra["error"]["code"] == "insufficient_quota"
