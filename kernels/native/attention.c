@@ -24,7 +24,8 @@ typedef struct {
     float *q, *k, *v, *p, *out, *most, *total;
 } workspace;
 
-static size_t place(workspace *w, float *memory, int64_t rows, int64_t D, int64_t wide) {
+/* Returns the bytes that a workspace takes; with memory NULL that is all it is asked for. */
+static size_t place(workspace *w, float *memory, int64_t rows, int64_t wide) {
     int64_t at = 0;
     w->q = memory + at, at += rows * wide;
     w->k = memory + at, at += wide * HR_KEYS; /* transposed: [D, HR_KEYS] */
@@ -33,7 +34,6 @@ static size_t place(workspace *w, float *memory, int64_t rows, int64_t D, int64_
     w->out = memory + at, at += rows * wide;
     w->most = memory + at, at += rows;
     w->total = memory + at, at += rows;
-    (void)D;
     return sizeof(float) * (size_t)at;
 }
 
@@ -145,7 +145,8 @@ HR_INLINE void run_task(const attention_job *job, int64_t index, int thread, int
     int64_t length = a->kv_lens[task.seq], position = length - queries + task.first; /* of the block's first token */
     const int32_t *table = a->page_table + (int64_t)task.seq * a->table_width;
     workspace w;
-    place(&w, hr_scratch(job->pool, thread, place(&w, NULL, job->block_tokens * group, D, wide)), job->block_tokens * group, D, wide);
+    int64_t most = job->block_tokens * group;
+    place(&w, hr_scratch(job->pool, thread, place(&w, NULL, most, wide)), most, wide);
 
     for (int64_t r = 0; r < rows; r++) {
         const float *q = a->q + ((start + task.first + r / group) * a->q_heads + head * group + r % group) * D;
@@ -212,7 +213,7 @@ HR_API int hr_attention(hr_pool *pool, const hr_attention_args *args) {
             tasks[n++] = (block_task){s, (int32_t)first};
     workspace sizes;
     for (int i = 0; i < hr_threads(pool); i++)
-        if (!hr_scratch(pool, i, place(&sizes, NULL, block * group, args->head_dim, wide))) return HR_NO_MEMORY;
+        if (!hr_scratch(pool, i, place(&sizes, NULL, block * group, wide))) return HR_NO_MEMORY;
     attention_job job = {args, pool, tasks, total, block, wide};
     hr_parallel(pool, total * args->kv_heads, 1, args->kv_kind == HR_F32 ? tasks_f32 : args->kv_kind == HR_BF16 ? tasks_bf16 : tasks_f16, &job);
     return HR_OK;
