@@ -318,3 +318,40 @@ def test_whatever_happens_every_token_comes_once_and_the_end_once(events: list[t
             assert [d.finish_reason for d in mine if d.finish_reason] == ([ended[index]] if index in ended else [])
 
     asyncio.run(main())
+
+
+def test_waiting_takes_nothing_and_ends_with_the_first_token_or_the_end() -> None:
+    async def main() -> None:
+        engine = HandEngine()
+        generation = start(engine)
+        waiting = asyncio.create_task(generation.wait())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        engine.say("r", b"a", 1)
+        await waiting
+        await generation.wait()  # still there: nothing was taken
+        assert await generation.next() == [Delta(0, "a", [97])]
+        waiting = asyncio.create_task(generation.wait())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        engine.say("r", b"", 1, "stop")
+        await waiting
+
+    asyncio.run(main())
+
+
+def test_the_alarm_rings_once_after_that_many_tokens_of_all_answers() -> None:
+    async def main() -> None:
+        engine = HandEngine()
+        generation = start(engine, n=2)
+        rung: list[int] = []
+        generation.alarm(4, lambda: rung.append(generation.counters.completion))
+        engine.say("r#0", b"ab", 2)
+        engine.say("r#1", b"c", 1)
+        assert rung == []
+        engine.say("r#1", b"de", 3)
+        assert rung == [5]
+        engine.say("r#0", b"fghijk", 8)
+        assert rung == [5]
+
+    asyncio.run(main())
