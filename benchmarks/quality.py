@@ -107,9 +107,9 @@ class Agreement:
     divergence: float
 
 
-def load(source: ModelSource, dtype: Dtype, kv_dtype: torch.dtype, threads: int) -> Runner:
+def load(source: ModelSource, dtype: Dtype, kv_dtype: torch.dtype, threads: int, activation_bits: int = 16) -> Runner:
     """Load the model with native CPU operations."""
-    ops = kernels.table("cpu", "cpu", threads)
+    ops = kernels.table("cpu", "cpu", threads, activation_bits=activation_bits)
     model = load_model(source, EngineConfig(device="cpu", dtype=dtype, threads=threads), ops)
     return Runner(model, kv_dtype, 2 * WINDOW)
 
@@ -140,12 +140,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m", help="a GGUF model, by built-in name or path")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads, 0 for all")
+    parser.add_argument("--activation-bits", type=int, choices=(8, 16), default=16, help="of what meets packed weights")
     parser.add_argument("--questions", type=int, default=len(QUESTIONS), help="how many of the questions to ask")
     options = parser.parse_args(argv)
     source = resolve(options.model)
     tokenizer = Tokenizer.load(source)
     # As the engine runs them: packed weights with a float16 cache, dense ones with a float32 cache
-    packed = load(source, "auto", torch.float16, options.threads)
+    packed = load(source, "auto", torch.float16, options.threads, options.activation_bits)
     dense = load(source, "float32", torch.float32, options.threads)
     text = compare_text(packed, dense, tokenizer.encode(TEXT.read_text("utf-8")))
     answers: list[dict[str, object]] = []
@@ -174,7 +175,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         {"measure": "mean equal greedy tokens", "value": sum(prefixes) / max(len(prefixes), 1)},
     ]
     results.report(
-        "quality", rows, {"model": source.name, "text": TEXT.name, "teacher_forced": text, "answers": answers}
+        "quality" if options.activation_bits == 16 else "quality_8bit",
+        rows,
+        {
+            "model": source.name,
+            "activation_bits": options.activation_bits,
+            "text": TEXT.name,
+            "teacher_forced": text,
+            "answers": answers,
+        },
     )
     return 0
 

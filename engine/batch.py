@@ -75,7 +75,10 @@ class KVTensors:
 
 
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros in fresh anonymous memory. torch.zeros would write them all: 0.8 s per GiB of a cache that may stay empty."""
+    """Zeros in fresh anonymous memory.
+
+    torch.zeros would write them all: 0.8 s per GiB of a cache that may stay empty.
+    """
     memory = mmap.mmap(-1, prod(shape) * dtype.itemsize)
     with suppress(AttributeError, OSError):  # where the platform or kernel has no huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)

@@ -48,8 +48,10 @@ def load(config: EngineConfig, *, clock: Callable[[], float] = time.monotonic) -
     cache = Path(config.cache_dir) if config.cache_dir else None
     source = resolve(config.model, cache)
     lap("find the model")
-    torch.set_num_threads(threads)
-    ops = kernels.table(device, config.kernels, threads, cache / "kernels" if cache else None)
+    kernel_cache = cache / "kernels" if cache else None
+    ops = kernels.table(device, config.kernels, threads, kernel_cache, config.activation_bits)
+    # The native operations have threads of their own; torch's would only spin beside them after every small operation.
+    torch.set_num_threads(1 if ops.name == "cpu" else threads)
     lap("kernels")
     model = load_model(source, config, ops)
     lap("weights")

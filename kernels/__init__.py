@@ -15,11 +15,18 @@ _CHOICES = {"cpu": ("auto", "cpu", "reference"), "cuda": ("auto", "reference")}
 _log = logging.getLogger(__name__)
 
 
-def table(device: str = "cpu", choice: str = "auto", threads: int = 0, cache_dir: Path | None = None) -> Ops:
+def table(
+    device: str = "cpu",
+    choice: str = "auto",
+    threads: int = 0,
+    cache_dir: Path | None = None,
+    activation_bits: int = 16,
+) -> Ops:
     """Return the operations for `device` ("cpu" or "cuda"); choice is auto | triton | cpu | reference.
 
     threads: CPU threads, 0 for all cores this process may use. cache_dir: where built kernels are kept; None is the
-    user's cache folder. On CPUs without a working C compiler a warning is logged here and torch's own operations are
+    user's cache folder. activation_bits: 8 or 16, what activations are rounded to where they meet packed weights on a
+    CPU. On CPUs without a working C compiler a warning is logged here and torch's own operations are
     used. Raises ValueError for a choice that the device cannot run.
     """
     kind = device.partition(":")[0]
@@ -33,16 +40,16 @@ def table(device: str = "cpu", choice: str = "auto", threads: int = 0, cache_dir
         from kernels.reference import ReferenceOps
 
         return ReferenceOps()
-    return _cpu(threads, cache_dir)
+    return _cpu(threads, cache_dir, activation_bits)
 
 
-def _cpu(threads: int, cache_dir: Path | None) -> Ops:
+def _cpu(threads: int, cache_dir: Path | None, activation_bits: int) -> Ops:
     from kernels.native_library import BuildError
 
     try:
         from kernels.cpu import CpuOps
 
-        return CpuOps(threads, cache_dir)
+        return CpuOps(threads, cache_dir, activation_bits=activation_bits)
     except BuildError as error:
         from kernels.fallback import TorchOps
 

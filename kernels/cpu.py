@@ -43,8 +43,10 @@ class PackedWeight:
 
     __slots__ = ("_bias", "_data", "_segments", "_struct", "address", "in_features", "nbytes", "out_features")
 
-    def __init__(self, data: Sequence[tuple[int, int, Tensor]], in_features: int, bias: Tensor | None) -> None:
-        """data: kind, rows and packed bytes of each segment."""
+    def __init__(
+        self, data: Sequence[tuple[int, int, Tensor]], in_features: int, bias: Tensor | None, planes: int
+    ) -> None:
+        """data: kind, rows and packed bytes of each segment. planes: int8 planes of the activations it meets."""
         self._data = [packed for _, _, packed in data]
         self._bias = bias
         self._segments = (Segment * len(data))(*(Segment(kind, rows, packed.data_ptr()) for kind, rows, packed in data))
@@ -52,7 +54,7 @@ class PackedWeight:
         self.out_features = sum(rows for _, rows, _ in data)
         self.nbytes = sum(packed.nbytes for packed in self._data) + (0 if bias is None else bias.nbytes)
         bias_address = None if bias is None else bias.data_ptr()
-        self._struct = WeightStruct(in_features, self.out_features, len(data), 0, self._segments, bias_address)
+        self._struct = WeightStruct(in_features, self.out_features, len(data), planes, self._segments, bias_address)
         self.address = ctypes.addressof(self._struct)
 
 
@@ -62,9 +64,19 @@ class CpuOps:
     name = "cpu"
 
     def __init__(
-        self, threads: int = 0, cache_dir: Path | None = None, flags: tuple[str, ...] = ("-march=native",)
+        self,
+        threads: int = 0,
+        cache_dir: Path | None = None,
+        flags: tuple[str, ...] = ("-march=native",),
+        activation_bits: int = 16,
     ) -> None:
-        """threads: 0 for all cores this process may use. Raises BuildError when the native library cannot be built."""
+        """threads: 0 for all cores this process may use. activation_bits: 8 or 16, of what meets packed weights.
+
+        Raises BuildError when the native library cannot be built.
+        """
+        if activation_bits not in (8, 16):
+            raise ValueError(f"activation_bits must be 8 or 16, not {activation_bits}")
+        self._planes = activation_bits // 8
         library = load(cache_dir, flags)
         for function, (result, arguments) in SIGNATURES.items():
             getattr(library, function).restype = result
@@ -97,7 +109,9 @@ class CpuOps:
             packed = self._arena.take(int(self.library.hr_packed_bytes(kind, rows, width)))
             self.library.hr_pack(kind, rows, width, source.data_ptr(), packed.data_ptr())
             segments.append((kind, rows, packed))
-        return PackedWeight(segments, width, None if bias is None else bias.to(torch.float32).contiguous())
+        return PackedWeight(
+            segments, width, None if bias is None else bias.to(torch.float32).contiguous(), self._planes
+        )
 
     def linear(self, x: Tensor, weight: LinearWeight) -> Tensor:
         """x [T, K] · weightᵀ + bias → [T, N]."""

@@ -16,7 +16,7 @@ class TorchOps(ReferenceOps):
     """The reference, with linear layers in blocks of ROWS rows: always the same matrix shape, so that BLAS takes the
     same path for a row whatever else is in the call."""
 
-    name = "cpu"
+    name = "torch"
 
     def linear(self, x: Tensor, weight: LinearWeight) -> Tensor:
         """x [T, K] · weightᵀ + bias → [T, N]."""

@@ -17,7 +17,7 @@ class WeightStruct(ctypes.Structure):
     """hr_weight of headrace.h."""
 
     _fields_ = (
-        *((name, ctypes.c_int32) for name in ("in_features", "out_features", "segments", "reserved")),
+        *((name, ctypes.c_int32) for name in ("in_features", "out_features", "segments", "planes")),
         ("segment", ctypes.POINTER(Segment)),
         ("bias", _ptr),
     )

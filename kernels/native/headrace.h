@@ -37,21 +37,23 @@ typedef struct {
 } hr_segment;
 
 typedef struct {
-    int32_t in, out, segments, reserved;
+    int32_t in, out, segments;
+    int32_t planes; /* int8 planes of activations for packed segments: 1 or 2 */
     const hr_segment *segment;
     const float *bias; /* NULL or [out] */
 } hr_weight;
 
 typedef struct {
-    const int8_t *q;    /* [T, in] */
-    const float *scale; /* [T, in / 32] */
-    const float *sum;   /* [T, in / 32]: scale times the sum of the block's q */
+    const int8_t *q;    /* [T, in / 32, planes, 32] */
+    const float *scale; /* [T, in / 32]: of the last plane; a plane counts 256 times the next */
+    const float *sum;   /* [T, in / 32]: scale times the sum of the block's values */
+    int planes;
 } hr_quantized;
 
 int64_t hr_quant_bytes(int kind, int64_t rows, int64_t in);
 void hr_quant_pack(int kind, int64_t rows, int64_t in, const uint8_t *source, uint8_t *packed);
 void hr_quant_row(const hr_segment *segment, int64_t in, int64_t row, float *out);
-int hr_quantize(hr_pool *pool, const float *x, int64_t tokens, int64_t in, hr_quantized *out);
+int hr_quantize(hr_pool *pool, const float *x, int64_t tokens, int64_t in, int planes, hr_quantized *out);
 void hr_quant_linear(hr_pool *pool, const hr_segment *segment, int64_t in, const hr_quantized *x, int64_t tokens,
                      const float *bias, float *out, int64_t stride);
 

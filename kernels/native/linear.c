@@ -27,7 +27,7 @@ HR_API int hr_linear(hr_pool *pool, const hr_weight *weight, const float *x, int
         if (is_dense(segment->kind)) {
             error = hr_dense_linear(pool, segment, weight->in, x, tokens, bias, out + row, weight->out);
         } else {
-            if (!quantized.q) error = hr_quantize(pool, x, tokens, weight->in, &quantized);
+            if (!quantized.q) error = hr_quantize(pool, x, tokens, weight->in, weight->planes, &quantized);
             if (!error) hr_quant_linear(pool, segment, weight->in, &quantized, tokens, bias, out + row, weight->out);
         }
         if (error) return error;

@@ -5,8 +5,10 @@
  * 4 consecutive inputs of row r: eight vectors of bytes for q8_0; four for the 4-bit formats, where vector j carries inputs
  * 4j .. 4j+3 in the low nibbles and 16+4j .. 16+4j+3 in the high ones.
  *
- * Activations are quantised per token and block of 32 to int8 with a float scale, as llama.cpp's Q8_1 does. A block's dot product
- * is exact in integers; blocks are added in float32 in order of K, one chain per output, whatever the number of tokens. */
+ * Activations are quantised per token and block of 32 to one or two planes of int8 with a float scale: one as in llama.cpp's Q8_1;
+ * with two, the second holds what rounding left of the first in steps 256 times finer, together about 16 bits, which leaves
+ * nothing of the quantisation to be seen in a model's output. A block's dot product is exact in integers; blocks are added in
+ * float32 in order of K, one chain per output, whatever the number of tokens. */
 #include "headrace.h"
 #include "simd.h"
 
@@ -63,12 +65,23 @@ void hr_quant_row(const hr_segment *segment, int64_t in, int64_t row, float *out
 }
 
 /* ---- activations ---- */
+typedef int8_t narrow __attribute__((vector_size(L)));
+
 typedef struct {
     const float *x;
     int64_t in;
+    int planes;
     int8_t *q;
     float *scale, *sum;
 } quantize_job;
+
+/* Adding 1.5 · 2^23 rounds to the nearest integer, ties to even, and leaves it in the low bits. */
+HR_INLINE vi vi_nearest(vf x) { return (vi)(x + 12582912.0f) - 0x4b400000; }
+
+HR_INLINE void store_narrow(int8_t *to, vi x) {
+    narrow bytes = __builtin_convertvector(x, narrow);
+    memcpy(to, &bytes, sizeof bytes);
+}
 
 static void quantize_rows(void *argument, int64_t begin, int64_t end, int thread) {
     const quantize_job *job = argument;
@@ -76,34 +89,40 @@ static void quantize_rows(void *argument, int64_t begin, int64_t end, int thread
     (void)thread;
     for (int64_t i = begin * blocks; i < end * blocks; i++) {
         const float *x = job->x + i * HR_BLOCK;
-        int8_t *q = job->q + i * HR_BLOCK;
+        int8_t *q = job->q + i * HR_BLOCK * job->planes;
         vf most = vf_abs(vf_load(x));
         for (int k = L; k < HR_BLOCK; k += L) most = vf_max(most, vf_abs(vf_load(x + k)));
-        float largest = vf_largest(most), inverse = largest > 1e-30f ? 127.0f / largest : 0.0f;
+        float largest = vf_largest(most), inverse = largest > 1e-30f ? 127.0f / largest : 0.0f, scale = largest / 127.0f;
         vi total = {0};
         for (int k = 0; k < HR_BLOCK; k += L) {
-            /* Adding 1.5 · 2^23 rounds to the nearest integer, ties to even, and leaves it in the low bits. */
-            vi rounded = (vi)(vf_load(x + k) * inverse + 12582912.0f) - 0x4b400000;
-            typedef int8_t narrow __attribute__((vector_size(L)));
-            narrow bytes = __builtin_convertvector(rounded, narrow);
-            memcpy(q + k, &bytes, sizeof bytes);
-            total += rounded;
+            vf scaled = vf_load(x + k) * inverse;
+            vi first = vi_nearest(scaled);
+            store_narrow(q + k, first);
+            if (job->planes == 1) {
+                total += first;
+                continue;
+            }
+            /* -128 .. 128, of which symmetric int8 has no room for the ends */
+            vf left = vf_max((scaled - vf_float(first)) * 256.0f, vf_set(-127.0f));
+            vi rest = vi_nearest(-vf_max(-left, vf_set(-127.0f)));
+            store_narrow(q + HR_BLOCK + k, rest);
+            total += (first << 8) + rest;
         }
-        float scale = largest / 127.0f;
+        if (job->planes == 2) scale /= 256.0f;
         job->scale[i] = scale;
         job->sum[i] = scale * vf_sum(vf_float(total));
     }
 }
 
-int hr_quantize(hr_pool *pool, const float *x, int64_t tokens, int64_t in, hr_quantized *out) {
+int hr_quantize(hr_pool *pool, const float *x, int64_t tokens, int64_t in, int planes, hr_quantized *out) {
     int64_t blocks = tokens * (in / HR_BLOCK);
-    int8_t *q = hr_shared(pool, HR_SHARED_ACTIVATIONS, (size_t)(blocks * (HR_BLOCK + 8)));
+    int8_t *q = hr_shared(pool, HR_SHARED_ACTIVATIONS, (size_t)(blocks * (HR_BLOCK * planes + 8)));
     if (!q) return HR_NO_MEMORY;
-    float *scale = (float *)(q + blocks * HR_BLOCK);
-    quantize_job job = {x, in, q, scale, scale + blocks};
+    float *scale = (float *)(q + blocks * HR_BLOCK * planes);
+    quantize_job job = {x, in, planes, q, scale, scale + blocks};
     int64_t grain = 65536 / in + 1; /* about 10 us of work; fewer rows are not worth waking anybody */
     hr_parallel(pool, tokens, grain, quantize_rows, &job);
-    *out = (hr_quantized){q, job.scale, job.sum};
+    *out = (hr_quantized){q, job.scale, job.sum, planes};
     return HR_OK;
 }
 
@@ -116,57 +135,69 @@ typedef struct {
     float *out;
 } product_job;
 
-/* PANELS panels beside each other × `nt` tokens, from token `first`, row `row`. kind and nt are constants after inlining: a spread
- * activation serves all the panels, an unpacked weight nt tokens. */
-HR_INLINE void tile(const product_job *job, const uint8_t *panel, int64_t first, int64_t row, int kind, int nt) {
-    int64_t blocks = job->in / HR_BLOCK, panel_bytes = blocks * block_bytes(kind);
-    const int8_t *a = job->x->q + first * job->in;
-    const float *scale = job->x->scale + first * blocks, *sum = job->x->sum + first * blocks;
-    vf acc[PANELS][TILE] = {{{0}}};
-    for (int64_t b = 0; b < blocks; b++, panel += block_bytes(kind), a += HR_BLOCK) {
-        vi total[PANELS][TILE];
-        if (is_packed4(kind)) {
-            dot_nibble part[PANELS][TILE] = {{{0}}};
+/* The exact sums of one block: PANELS panels × `nt` tokens of one plane of activations, `a` and then every `stride` bytes. */
+HR_INLINE void block_sums(vi total[PANELS][TILE], const uint8_t *weights, int64_t panel_bytes, const int8_t *a, int64_t stride, int kind,
+                          int nt) {
+    if (is_packed4(kind)) {
+        dot_nibble part[PANELS][TILE] = {{{0}}};
 #pragma GCC unroll 4
-            for (int j = 0; j < 4; j++) {
-                vb low[PANELS], high[PANELS];
+        for (int j = 0; j < 4; j++) {
+            vb low[PANELS], high[PANELS];
+#pragma GCC unroll 2
+            for (int p = 0; p < PANELS; p++) {
+                vb both = vb_load(weights + p * panel_bytes + j * 4 * L);
+                low[p] = both & 15;
+                high[p] = (vb)((vu)both >> 4) & 15;
+            }
+#pragma GCC unroll 4
+            for (int t = 0; t < nt; t++) {
+                vb x = vb_spread(a + t * stride + 4 * j), y = vb_spread(a + t * stride + 16 + 4 * j);
 #pragma GCC unroll 2
                 for (int p = 0; p < PANELS; p++) {
-                    vb both = vb_load(panel + p * panel_bytes + header_bytes(kind) + j * 4 * L);
-                    low[p] = both & 15;
-                    high[p] = (vb)((vu)both >> 4) & 15;
-                }
-#pragma GCC unroll 4
-                for (int t = 0; t < nt; t++) {
-                    vb x = vb_spread(a + t * job->in + 4 * j), y = vb_spread(a + t * job->in + 16 + 4 * j);
-#pragma GCC unroll 2
-                    for (int p = 0; p < PANELS; p++) {
-                        part[p][t] = dot_nibble_add(part[p][t], low[p], x);
-                        part[p][t] = dot_nibble_add(part[p][t], high[p], y);
-                        HR_PIN(part[p][t]);
-                    }
+                    part[p][t] = dot_nibble_add(part[p][t], low[p], x);
+                    part[p][t] = dot_nibble_add(part[p][t], high[p], y);
+                    HR_PIN(part[p][t]);
                 }
             }
+        }
 #pragma GCC unroll 8
-            for (int i = 0; i < PANELS * nt; i++) total[i / nt][i % nt] = dot_nibble_end(part[i / nt][i % nt]);
-        } else {
+        for (int i = 0; i < PANELS * nt; i++) total[i / nt][i % nt] = dot_nibble_end(part[i / nt][i % nt]);
+    } else {
 #pragma GCC unroll 8
-            for (int i = 0; i < PANELS * nt; i++) total[i / nt][i % nt] = (vi){0};
+        for (int i = 0; i < PANELS * nt; i++) total[i / nt][i % nt] = (vi){0};
 #pragma GCC unroll 8
-            for (int j = 0; j < 8; j++) {
-                vb w[PANELS];
+        for (int j = 0; j < 8; j++) {
+            vb w[PANELS];
 #pragma GCC unroll 2
-                for (int p = 0; p < PANELS; p++) w[p] = vb_load(panel + p * panel_bytes + header_bytes(kind) + j * 4 * L);
+            for (int p = 0; p < PANELS; p++) w[p] = vb_load(weights + p * panel_bytes + j * 4 * L);
 #pragma GCC unroll 4
-                for (int t = 0; t < nt; t++) {
-                    vb x = vb_spread(a + t * job->in + 4 * j);
+            for (int t = 0; t < nt; t++) {
+                vb x = vb_spread(a + t * stride + 4 * j);
 #pragma GCC unroll 2
-                    for (int p = 0; p < PANELS; p++) {
-                        total[p][t] = dot_byte_add(total[p][t], w[p], x);
-                        HR_PIN(total[p][t]);
-                    }
+                for (int p = 0; p < PANELS; p++) {
+                    total[p][t] = dot_byte_add(total[p][t], w[p], x);
+                    HR_PIN(total[p][t]);
                 }
             }
+        }
+    }
+}
+
+/* PANELS panels beside each other × `nt` tokens, from token `first`, row `row`. kind, nt and planes are constants after inlining: a
+ * spread activation serves all the panels, an unpacked weight nt tokens. */
+HR_INLINE void tile(const product_job *job, const uint8_t *panel, int64_t first, int64_t row, int kind, int nt, int planes) {
+    int64_t blocks = job->in / HR_BLOCK, panel_bytes = blocks * block_bytes(kind), stride = job->in * planes;
+    const int8_t *a = job->x->q + first * stride;
+    const float *scale = job->x->scale + first * blocks, *sum = job->x->sum + first * blocks;
+    vf acc[PANELS][TILE] = {{{0}}};
+    for (int64_t b = 0; b < blocks; b++, panel += block_bytes(kind), a += HR_BLOCK * planes) {
+        vi total[PANELS][TILE];
+        block_sums(total, panel + header_bytes(kind), panel_bytes, a, stride, kind, nt);
+        if (planes == 2) {
+            vi rest[PANELS][TILE];
+            block_sums(rest, panel + header_bytes(kind), panel_bytes, a + HR_BLOCK, stride, kind, nt);
+#pragma GCC unroll 8
+            for (int i = 0; i < PANELS * nt; i++) total[i / nt][i % nt] = (total[i / nt][i % nt] << 8) + rest[i / nt][i % nt];
         }
         const float offset = kind == HR_Q4_0 ? 8.0f : kind == HR_Q8_0 ? (float)HR_BYTE_OFFSET : 0.0f;
 #pragma GCC unroll 2
@@ -193,19 +224,24 @@ HR_INLINE void tile(const product_job *job, const uint8_t *panel, int64_t first,
     }
 }
 
-HR_INLINE void run_groups(const product_job *job, int64_t begin, int64_t end, int kind) {
+HR_INLINE void run_planes(const product_job *job, int64_t begin, int64_t end, int kind, int planes) {
     int64_t bytes = PANELS * job->in / HR_BLOCK * block_bytes(kind);
     for (int64_t block = 0; block < job->tokens; block += TOKEN_BLOCK) {
         int64_t last = block + TOKEN_BLOCK < job->tokens ? block + TOKEN_BLOCK : job->tokens;
         for (int64_t g = begin; g < end; g++) {
             const uint8_t *panel = job->segment->data + g * bytes;
             int64_t t = block, row = g * PANELS * L;
-            for (; t + TILE <= last; t += TILE) tile(job, panel, t, row, kind, TILE);
-            if (TILE > 3 && last - t == 3) tile(job, panel, t, row, kind, 3);
-            if (TILE > 2 && last - t == 2) tile(job, panel, t, row, kind, 2);
-            if (last - t == 1) tile(job, panel, t, row, kind, 1);
+            for (; t + TILE <= last; t += TILE) tile(job, panel, t, row, kind, TILE, planes);
+            if (TILE > 3 && last - t == 3) tile(job, panel, t, row, kind, 3, planes);
+            if (TILE > 2 && last - t == 2) tile(job, panel, t, row, kind, 2, planes);
+            if (last - t == 1) tile(job, panel, t, row, kind, 1, planes);
         }
     }
+}
+
+HR_INLINE void run_groups(const product_job *job, int64_t begin, int64_t end, int kind) {
+    if (job->x->planes == 2) run_planes(job, begin, end, kind, 2);
+    else run_planes(job, begin, end, kind, 1);
 }
 
 static void groups_q4_0(void *job, int64_t begin, int64_t end, int thread) { (void)thread; run_groups(job, begin, end, HR_Q4_0); }

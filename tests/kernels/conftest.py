@@ -30,13 +30,13 @@ def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def build_variant(kernel_cache: Path) -> Callable[[str], CpuOps]:
-    built: dict[str, CpuOps] = {}
+def build_variant(kernel_cache: Path) -> Callable[..., CpuOps]:
+    built: dict[tuple[str, int], CpuOps] = {}
 
-    def build(name: str) -> CpuOps:
-        if name not in built:
-            built[name] = CpuOps(2, kernel_cache, VARIANTS[name])
-        return built[name]
+    def build(name: str, activation_bits: int = 16) -> CpuOps:
+        if (name, activation_bits) not in built:
+            built[name, activation_bits] = CpuOps(2, kernel_cache, VARIANTS[name], activation_bits)
+        return built[name, activation_bits]
 
     return build
 

@@ -24,7 +24,7 @@ def test_without_a_compiler_the_cpu_choice_warns_and_still_works(
         ops = kernels.table("cpu", "cpu", cache_dir=tmp_path)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "no C compiler found" in caplog.text
-    assert ops.name == "cpu"
+    assert ops.name == "torch"
     x, weight, reference = torch.randn(37, 64), torch.randn(20, 64), ReferenceOps()
     expected = reference.linear(x, reference.pack([weight]))
     packed = ops.pack([weight])
