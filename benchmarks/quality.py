@@ -107,7 +107,7 @@ class Agreement:
     divergence: float
 
 
-def load(source: ModelSource, dtype: Dtype, kv_dtype: torch.dtype, threads: int, activation_bits: int = 16) -> Runner:
+def load(source: ModelSource, dtype: Dtype, kv_dtype: torch.dtype, threads: int, activation_bits: int = 8) -> Runner:
     """Load the model with native CPU operations."""
     ops = kernels.table("cpu", "cpu", threads, activation_bits=activation_bits)
     model = load_model(source, EngineConfig(device="cpu", dtype=dtype, threads=threads), ops)
@@ -140,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m", help="a GGUF model, by built-in name or path")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads, 0 for all")
-    parser.add_argument("--activation-bits", type=int, choices=(8, 16), default=16, help="of what meets packed weights")
+    parser.add_argument("--activation-bits", type=int, choices=(8, 16), default=8, help="of what meets packed weights")
     parser.add_argument("--questions", type=int, default=len(QUESTIONS), help="how many of the questions to ask")
     options = parser.parse_args(argv)
     source = resolve(options.model)
@@ -175,7 +175,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         {"measure": "mean equal greedy tokens", "value": sum(prefixes) / max(len(prefixes), 1)},
     ]
     results.report(
-        "quality" if options.activation_bits == 16 else "quality_8bit",
+        "quality" if options.activation_bits == 8 else "quality_16bit",
         rows,
         {
             "model": source.name,

@@ -20,7 +20,7 @@ def table(
     choice: str = "auto",
     threads: int = 0,
     cache_dir: Path | None = None,
-    activation_bits: int = 16,
+    activation_bits: int = 8,
 ) -> Ops:
     """Return the operations for `device` ("cpu" or "cuda"); choice is auto | triton | cpu | reference.
 

@@ -68,7 +68,7 @@ class CpuOps:
         threads: int = 0,
         cache_dir: Path | None = None,
         flags: tuple[str, ...] = ("-march=native",),
-        activation_bits: int = 16,
+        activation_bits: int = 8,
     ) -> None:
         """threads: 0 for all cores this process may use. activation_bits: 8 or 16, of what meets packed weights.
 
