@@ -80,6 +80,28 @@ def top_up(
     )
 
 
+def adjust(
+    unit: WriteUnit, account_id: str, amount: int, *, key: str, now: int, random: Random, memo: str = ""
+) -> Posted:
+    """Add or remove funds by hand, once for each `key`.
+
+    MoneyError when nothing would move; UnknownAccountError; InsufficientFundsError when more is removed than the
+    account has; IdempotencyConflictError.
+    """
+    if amount == 0:
+        raise MoneyError("an adjustment of nothing")
+    get(unit, account_id)
+    return ledger.post(
+        unit,
+        tx_id=new_id(now, random),
+        key=f"adjust:{key}",
+        kind="adjustment",
+        entries=[(account_id, check_amount(amount)), (ledger.CLEARING, -amount)],
+        now=now,
+        memo=memo,
+    )
+
+
 def refund(
     unit: WriteUnit, request_id: str, amount: int, *, key: str, now: int, random: Random, memo: str = ""
 ) -> Posted:
@@ -130,6 +152,11 @@ def set_credit_limit(unit: WriteUnit, account_id: str, credit_limit: int) -> Acc
 def set_unlimited(unit: WriteUnit, account_id: str, unlimited: bool) -> AccountState:
     """Let an account spend without limit, or stop that. CreditInUseError when it could not be stopped now."""
     return ledger.set_credit(unit, account_id, unlimited=unlimited)
+
+
+def set_credit(unit: WriteUnit, account_id: str, *, credit_limit: int | None, unlimited: bool | None) -> AccountState:
+    """Set both at once; None leaves one as it is. CreditInUseError."""
+    return ledger.set_credit(unit, account_id, credit_limit=credit_limit, unlimited=unlimited)
 
 
 def get(unit: ReadUnit, account_id: str) -> AccountState:

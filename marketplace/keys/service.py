@@ -7,10 +7,12 @@ when it moved.
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 import msgspec
 from sqlalchemy import Row, Select, insert, select, update
 
+from marketplace.http.pagination import newest_first
 from marketplace.keys.rules import KeyKind, KeySecret, digest, new_secret
 from marketplace.keys.tables import api_key
 from marketplace.store import epochs
@@ -18,6 +20,8 @@ from marketplace.store.db import ReadUnit, WriteUnit
 from marketplace.store.ids import Random, new_id
 
 MAX_NAME = 63
+_USABLE = (api_key.c.revoked_at.is_(None), api_key.c.active.is_(True))
+_LISTS = ("allowed_models", "allowed_addresses")
 
 
 class KeyRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +45,7 @@ class KeyRow(msgspec.Struct, frozen=True, kw_only=True):
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     max_concurrency: int | None = None
+    active: bool = True
 
     def __repr__(self) -> str:
         """Leave the digest out: it has no place in a log."""
@@ -53,6 +58,18 @@ class UnknownKeyError(LookupError):
 
 class KeyNameError(ValueError):
     """A key's name is empty or too long."""
+
+
+class KeySettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What may be changed on a key. A field that is UNSET stays as it is; None takes a limit away."""
+
+    name: str | msgspec.UnsetType = msgspec.UNSET
+    active: bool | msgspec.UnsetType = msgspec.UNSET
+    expires_at: int | msgspec.UnsetType | None = msgspec.UNSET
+    allowed_models: tuple[str, ...] | msgspec.UnsetType | None = msgspec.UNSET
+    allowed_addresses: tuple[str, ...] | msgspec.UnsetType | None = msgspec.UNSET
+    requests_per_minute: int | msgspec.UnsetType | None = msgspec.UNSET
+    max_concurrency: int | msgspec.UnsetType | None = msgspec.UNSET
 
 
 def create(
@@ -68,13 +85,16 @@ def create(
     created_by: str | None = None,
     expires_at: int | None = None,
     allowed_models: Collection[str] | None = None,
+    allowed_addresses: Collection[str] | None = None,
+    requests_per_minute: int | None = None,
+    max_concurrency: int | None = None,
+    active: bool = True,
 ) -> tuple[KeyRow, KeySecret]:
     """Make a key and return its row and its secret. The secret exists nowhere else afterwards.
 
     KeyNameError for a name that is empty or longer than MAX_NAME characters.
     """
-    if not 0 < len(name) <= MAX_NAME or not name.isprintable():
-        raise KeyNameError(f"a key's name has 1 to {MAX_NAME} printable characters")
+    _check_name(name)
     secret = new_secret(kind, random)
     row = KeyRow(
         id=new_id(now, random),
@@ -88,13 +108,29 @@ def create(
         created_by=created_by,
         expires_at=expires_at,
         allowed_models=None if allowed_models is None else tuple(sorted(allowed_models)),
+        allowed_addresses=None if allowed_addresses is None else tuple(sorted(allowed_addresses)),
+        requests_per_minute=requests_per_minute,
+        max_concurrency=max_concurrency,
+        active=active,
     )
-    values = msgspec.structs.asdict(row)
-    for column in ("allowed_models", "allowed_addresses"):
-        values[column] = None if values[column] is None else msgspec.json.encode(values[column]).decode()
-    unit.execute(insert(api_key).values(values))
+    unit.execute(insert(api_key).values(_columns(msgspec.structs.asdict(row))))
     epochs.bump(unit, epochs.KEYS)
     return row, secret
+
+
+def change(unit: WriteUnit, key_id: str, settings: KeySettings) -> KeyRow:
+    """Change what a key may do and return it as it is then. UnknownKeyError, KeyNameError."""
+    values = {name: value for name, value in msgspec.structs.asdict(settings).items() if value is not msgspec.UNSET}
+    if "name" in values:
+        _check_name(values["name"])
+    usable = (api_key.c.id == key_id, api_key.c.revoked_at.is_(None))
+    if values:
+        unit.execute(update(api_key).where(*usable).values(_columns(values)))
+        epochs.bump(unit, epochs.KEYS)
+    found = _rows(unit, select(api_key).where(*usable))
+    if not found:
+        raise UnknownKeyError(f"no usable key {key_id}")
+    return found[0]
 
 
 def revoke(unit: WriteUnit, key_id: str, *, now: int) -> None:
@@ -105,6 +141,15 @@ def revoke(unit: WriteUnit, key_id: str, *, now: int) -> None:
     if changed.rowcount == 0:
         raise UnknownKeyError(f"no usable key {key_id}")
     epochs.bump(unit, epochs.KEYS)
+
+
+def find_own(unit: ReadUnit, key_id: str, owner_id: str) -> KeyRow:
+    """Return an owner's key that is not revoked, by its id. UnknownKeyError, for somebody else's too."""
+    mine = (api_key.c.id == key_id, api_key.c.owner_id == owner_id, api_key.c.revoked_at.is_(None))
+    found = _rows(unit, select(api_key).where(*mine))
+    if not found:
+        raise UnknownKeyError(f"no usable key {key_id} of this owner")
+    return found[0]
 
 
 def find(unit: ReadUnit, text: str, owner_id: str | None = None) -> KeyRow:
@@ -122,6 +167,19 @@ def find(unit: ReadUnit, text: str, owner_id: str | None = None) -> KeyRow:
     return found[0]
 
 
+def find_usable(unit: ReadUnit, secret: KeySecret, pepper: bytes, now: int) -> KeyRow | None:
+    """Return the key of a secret, unless it is revoked, switched off or expired. Only hashes are compared."""
+    found = _rows(unit, select(api_key).where(api_key.c.digest == digest(secret, pepper), *_USABLE))
+    row = found[0] if found else None
+    return None if row is None or (row.expires_at is not None and row.expires_at <= now) else row
+
+
+def list_page(unit: ReadUnit, owner_id: str, cursor: str | None, limit: int) -> list[KeyRow]:
+    """Return an owner's keys that are not revoked, newest first: one more than `limit` when there are more."""
+    wanted = select(api_key).where(api_key.c.owner_id == owner_id, api_key.c.revoked_at.is_(None))
+    return _rows(unit, newest_first(wanted, api_key.c.created_at, api_key.c.id, cursor, limit))
+
+
 def list_keys(unit: ReadUnit, owner_id: str | None = None) -> list[KeyRow]:
     """Return the keys of an owner, or all, revoked ones too, newest first."""
     wanted = select(api_key).order_by(api_key.c.created_at.desc(), api_key.c.id.desc())
@@ -131,8 +189,9 @@ def list_keys(unit: ReadUnit, owner_id: str | None = None) -> list[KeyRow]:
 
 
 def load_active(unit: ReadUnit) -> list[KeyRow]:
-    """Return every key that is not revoked. Whoever uses one compares `expires_at` with the clock at that moment."""
-    return _rows(unit, select(api_key).where(api_key.c.revoked_at.is_(None)))
+    """Return every key that is neither revoked nor switched off. Whoever uses one compares `expires_at` with the clock
+    at that moment."""
+    return _rows(unit, select(api_key).where(*_USABLE))
 
 
 def key_epoch(unit: ReadUnit) -> int:
@@ -146,7 +205,20 @@ def _rows(unit: ReadUnit, wanted: Select[*tuple[object, ...]]) -> list[KeyRow]:
 
 def _row(row: Row[*tuple[object, ...]]) -> KeyRow:
     values = dict(row._mapping)
-    for column in ("allowed_models", "allowed_addresses"):
+    for column in _LISTS:
         if values[column] is not None:
             values[column] = msgspec.json.decode(values[column], type=tuple[str, ...])
     return KeyRow(**values)
+
+
+def _columns(values: dict[str, Any]) -> dict[str, Any]:
+    """The values as the table keeps them."""
+    return {
+        name: msgspec.json.encode(value).decode() if name in _LISTS and value is not None else value
+        for name, value in values.items()
+    }
+
+
+def _check_name(name: str) -> None:
+    if not 0 < len(name) <= MAX_NAME or not name.isprintable():
+        raise KeyNameError(f"a key's name has 1 to {MAX_NAME} printable characters")

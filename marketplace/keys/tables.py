@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, CheckConstraint, Column, ForeignKey, Index, LargeBinary, Table, Text
+from sqlalchemy import BigInteger, Boolean, CheckConstraint, Column, ForeignKey, Index, LargeBinary, Table, Text, true
 
 from marketplace.store.base import metadata
 
@@ -27,6 +27,7 @@ api_key = Table(
     Column("requests_per_minute", BigInteger, nullable=True),
     Column("tokens_per_minute", BigInteger, nullable=True),
     Column("max_concurrency", BigInteger, nullable=True),
+    Column("active", Boolean, nullable=False, server_default=true(), comment="false while it is switched off"),
     CheckConstraint("kind IN ('user', 'team', 'node', 'service')", name="kind_known"),
 )
 Index("ix_api_key_owner", api_key.c.owner_id, api_key.c.created_at)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import marketplace.auth.tables
+import marketplace.events.tables
+import marketplace.http.tables
 import marketplace.keys.tables
 import marketplace.ledger.tables
 import marketplace.store.epochs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from sqlalchemy import ColumnElement, func, insert, select
+from sqlalchemy import ColumnElement, func, insert, select, update
 
 from marketplace.accounts import service as accounts
 from marketplace.store import epochs
@@ -23,6 +23,7 @@ class User(msgspec.Struct, frozen=True, kw_only=True):
     password_hash: str | None
     account_id: str
     created_at: int
+    last_login_at: int | None = None
 
     def __repr__(self) -> str:
         """Leave the hash out."""
@@ -87,6 +88,21 @@ def find(unit: ReadUnit, user_id: str) -> User | None:
     return _one(unit, users.c.id == user_id)
 
 
+def note_login(unit: WriteUnit, user_id: str, now: int) -> None:
+    """Remember when a person last signed in."""
+    unit.execute(update(users).where(users.c.id == user_id).values(last_login_at=now))
+
+
+def set_password(unit: WriteUnit, user_id: str, password_hash: str, *, instead_of: str) -> bool:
+    """Replace a person's password hash, unless somebody replaced it since it was read; says whether it was done."""
+    changed = unit.execute(
+        update(users)
+        .where(users.c.id == user_id, users.c.password_hash == instead_of)
+        .values(password_hash=password_hash)
+    )
+    return changed.rowcount == 1
+
+
 def first_admin(unit: ReadUnit) -> User | None:
     """Return the admin who was there first."""
     return _one(unit, users.c.role == "admin")
@@ -101,6 +117,7 @@ def _one(unit: ReadUnit, condition: ColumnElement[bool]) -> User | None:
         users.c.password_hash,
         users.c.account_id,
         users.c.created_at,
+        users.c.last_login_at,
     )
     row = unit.select(wanted.where(condition).order_by(users.c.created_at, users.c.id).limit(1)).one_or_none()
     return None if row is None else User(**row._mapping)

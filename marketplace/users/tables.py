@@ -17,5 +17,6 @@ users = Table(
     Column("password_hash", Text, nullable=True, comment="argon2id; null for people without a password"),
     Column("account_id", Text, ForeignKey("account.id"), nullable=False),
     Column("created_at", BigInteger, nullable=False),
+    Column("last_login_at", BigInteger, nullable=True),
     CheckConstraint("role IN ('admin', 'readonly_admin', 'provider', 'user')", name="role_known"),
 )

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import itertools
+import json
 import shutil
 from collections.abc import Callable, Iterator
+from decimal import Decimal
+from functools import cache
 from pathlib import Path
 from random import Random as RandomNumbers
+from typing import Any, ClassVar
 
+import msgspec
 import pytest
 from sqlalchemy import create_engine, make_url, select, text
 
 from marketplace.accounts import service as accounts
+from marketplace.http.dispatch import Desk, Incoming
+from marketplace.http.limits import Buckets
+from marketplace.http.operation import Context, Operation
+from marketplace.keys import service as keys
+from marketplace.keys.rules import KeyKind
 from marketplace.ledger import meters
 from marketplace.ledger.apply import AppliedBatch, apply_batch
 from marketplace.ledger.audit import AuditReport, audit
@@ -21,9 +31,13 @@ from marketplace.ledger.money import Tokens
 from marketplace.ledger.records import Checkpoint, Extend, Hold, JournalRecord, Settle, Void
 from marketplace.ledger.rules import Outcome, judge
 from marketplace.ledger.tables import account
+from marketplace.operations import TABLE
 from marketplace.store.db import Database
 from marketplace.store.ids import Random, new_id
 from marketplace.store.schema import metadata
+from marketplace.store.vault import Vault
+from marketplace.users import service as users
+from marketplace.users.rules import Role, hash_password
 
 MakeDatabase = Callable[[], Database]
 
@@ -282,3 +296,144 @@ def make_shop() -> Callable[[Database], Shop]:
 def shop(database: Database) -> Shop:
     """A shop in an empty database."""
     return Shop(database)
+
+
+@cache
+def _password_hash() -> str:
+    return hash_password(Office.PASSWORD)
+
+
+class Answer(msgspec.Struct):
+    """What the management API answered."""
+
+    status: int
+    body: Any
+    headers: dict[str, str]
+
+    @property
+    def code(self) -> str:
+        """Code of the error."""
+        return str(self.body["error"]["code"])
+
+    @property
+    def param(self) -> str | None:
+        """Field that the error names."""
+        return self.body["error"]["param"]  # type: ignore[no-any-return]
+
+
+class Caller(msgspec.Struct, frozen=True):
+    """A person or team of a test, with a key."""
+
+    id: str
+    email: str
+    account_id: str
+    key: str
+    key_id: str
+
+
+class Office:
+    """The management API on a database, without HTTP around it, and a clock that the test moves."""
+
+    PASSWORD = "correct horse battery"
+    OPERATIONS: ClassVar[dict[str, Operation[Any]]] = {operation.name: operation for operation in TABLE}
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.now = 1_800_000_000_000_000
+        self.random: Random = RandomNumbers(11).randbytes
+        self.context = Context(
+            database=database,
+            pepper=b"p" * 32,
+            vault=Vault(b"s" * 32),
+            clock=self.clock,
+            random=self.random,
+            limits=Buckets(),
+        )
+        self.desk = Desk(self.context)
+        self._people = 0
+
+    def clock(self) -> int:
+        """Every look takes a microsecond, so that times tell events apart."""
+        self.now += 1
+        return self.now
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now += round(seconds * 1_000_000)
+
+    def person(self, role: Role = "user", *, balance: int = 0) -> Caller:
+        """Somebody with a password and a key."""
+        self._people += 1
+        email = f"{role}{self._people}@example.com"
+        with self.database.write() as unit:
+            user = users.create(
+                unit, email=email, role=role, password_hash=_password_hash(), now=self.clock(), random=self.random
+            )
+            if balance:
+                accounts.top_up(unit, user.account_id, balance, key=user.id, now=self.clock(), random=self.random)
+        return self._with_key(user.id, email, user.account_id, "user")
+
+    def team(self) -> Caller:
+        """A team with an account and a key."""
+        team_id = new_id(self.clock(), self.random)
+        with self.database.write() as unit:
+            account_id = accounts.open_account(
+                unit, owner_kind="team", owner_id=team_id, now=self.clock(), random=self.random
+            )
+        return self._with_key(team_id, "", account_id, "team")
+
+    def _with_key(self, owner_id: str, email: str, account_id: str, kind: KeyKind) -> Caller:
+        with self.database.write() as unit:
+            row, secret = keys.create(
+                unit,
+                kind=kind,
+                owner_id=owner_id,
+                account_id=account_id,
+                name=f"key of {kind}",
+                pepper=self.context.pepper,
+                now=self.clock(),
+                random=self.random,
+            )
+        return Caller(owner_id, email, account_id, secret.text, row.id)
+
+    def ask(
+        self,
+        name: str,
+        body: Any = None,
+        who: Caller | str | None = None,
+        *,
+        raw: bytes | None = None,
+        address: str = "198.51.100.1",
+        **headers: str,
+    ) -> Answer:
+        """Ask an operation as somebody: a caller's key, a session token, or nobody."""
+        sent = {name.replace("_", "-").lower(): value for name, value in headers.items()}
+        if who is not None:
+            sent["authorization"] = f"Bearer {who.key if isinstance(who, Caller) else who}"
+        content = raw if raw is not None else b"" if body is None else json.dumps(body).encode()
+        incoming = Incoming(headers=sent, body=content, address=address)
+        answer = self.desk.serve(self.OPERATIONS[name], incoming)
+        parsed = json.loads(answer.body, parse_float=Decimal) if answer.body else None
+        return Answer(answer.status, parsed, answer.headers)
+
+    def login(self, who: Caller) -> str:
+        """A fresh session token."""
+        answer = self.ask("auth.login", {"email": who.email, "password": self.PASSWORD})
+        assert answer.status == 200, answer.body
+        return str(answer.body["token"])
+
+
+@pytest.fixture
+def office(database: Database) -> Office:
+    """The management API on an empty database."""
+    return Office(database)
+
+
+@pytest.fixture(scope="module")
+def sqlite_office(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Office]:
+    """One management API for all tests of a module that leave nothing behind that others would see."""
+    path = tmp_path_factory.mktemp("office") / "office.db"
+    shutil.copyfile(sqlite_template, path)
+    database = Database(f"sqlite:///{path}")
+    yield Office(database)
+    database.close()

@@ -56,7 +56,7 @@ def test_checks_and_partial_indexes_are_the_declared_ones(make_database: MakeDat
 
 
 def test_migrating_again_changes_nothing(database: Database) -> None:
-    assert database.migrate() == database.migrate() == "0001"
+    assert database.migrate() == database.migrate() == "0002"
 
 
 def test_two_processes_may_migrate_at_once(make_database: MakeDatabase) -> None:
@@ -81,7 +81,7 @@ def test_two_processes_may_migrate_at_once(make_database: MakeDatabase) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert versions == ["0001"] * 3
+    assert versions == ["0002"] * 3
 
 
 def test_a_database_of_somebody_else_is_left_alone(make_database: MakeDatabase) -> None:

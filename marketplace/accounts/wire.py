@@ -1,0 +1,163 @@
+"""Requests and answers of accounts. Money is in cents on the wire."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, StringConstraints
+
+from marketplace.http.pagination import DEFAULT_LIMIT
+from marketplace.http.wire import Cents, CentsIn, CursorText, Id, Instant, InstantIn, Limit, Wire
+
+
+class ByTeam(Wire):
+    """A team that the caller speaks for or belongs to."""
+
+    team_id: Id = Field(alias="ByTeam")
+
+
+class ByUserIds(Wire):
+    """People, by id."""
+
+    user_ids: Annotated[list[Id], Field(min_length=1, max_length=100)] = Field(alias="ByUserIds")
+
+
+class ByTeamIds(Wire):
+    """Teams, by id."""
+
+    team_ids: Annotated[list[Id], Field(min_length=1, max_length=100)] = Field(alias="ByTeamIds")
+
+
+Whose = Literal["ByToken"] | ByTeam
+Targets = ByUserIds | ByTeamIds
+
+
+def _not_negative(amount: int) -> int:
+    if amount < 0:
+        raise ValueError("a credit limit is not negative")
+    return amount
+
+
+def _not_zero(amount: int) -> int:
+    if amount == 0:
+        raise ValueError("an amount of nothing")
+    return amount
+
+
+class InfoRequest(Wire):
+    """Whose account."""
+
+    selector: Whose = "ByToken"
+
+
+class InfoAnswer(Wire):
+    """What an account has."""
+
+    balance: Cents
+    pending: Cents
+    """payments under way"""
+    held: Cents
+    """set aside for what runs now"""
+    current_cost_per_hour: Cents
+    credit_limit: Cents
+    unlimited: bool
+
+
+class ListRequestV1(Wire):
+    """A page of transactions, newest first."""
+
+    selector: Whose = "ByToken"
+    limit: Limit = DEFAULT_LIMIT
+    cursor: CursorText | None = None
+
+
+class ListRequestV2(ListRequestV1):
+    """A page of transactions of a time range: from (inclusive) to (exclusive); by default the last 30 days."""
+
+    since: InstantIn | None = Field(default=None, alias="from")
+    until: InstantIn | None = Field(default=None, alias="to")
+
+
+class ServiceUsage(Wire):
+    """What one key used of one model in one settlement."""
+
+    service: Literal["inference"] = "inference"
+    model: str
+    key_name: str
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    requests: int
+    begin: Instant = Field(serialization_alias="from")
+    end: Instant = Field(serialization_alias="to")
+
+
+class ServiceUsageInfo(Wire):
+    """Tokens."""
+
+    usage: ServiceUsage = Field(serialization_alias="ServiceUsage")
+
+
+class Described(Wire):
+    """A reason in words."""
+
+    description: str
+
+
+class ExternalInfo(Wire):
+    """Funds that were added or removed by hand."""
+
+    external: Described = Field(serialization_alias="External")
+
+
+class RefundInfo(Wire):
+    """What was charged and given back."""
+
+    refund: Described = Field(serialization_alias="Refund")
+
+
+class TransactionAnswer(Wire):
+    """One transaction. Money that leaves the account is negative."""
+
+    id: str
+    amount: Cents
+    created_at: Instant
+    resource_type: Literal["Compute", "Volume"] | None
+    """of usage of a machine or volume; null for everything else"""
+    resource_name: str | None
+    info: ServiceUsageInfo | ExternalInfo | RefundInfo
+
+
+class ListAnswer(Wire):
+    """Transactions, and where to go on."""
+
+    transactions: list[TransactionAnswer]
+    next_cursor: str | None
+
+
+class ExternalRequest(Wire):
+    """Funds to add (positive) to each of the accounts, or to remove (negative)."""
+
+    account: Targets
+    amount: Annotated[CentsIn, AfterValidator(_not_zero)]
+    description: Annotated[str, StringConstraints(max_length=1024)] = ""
+
+
+class ExternalAnswer(Wire):
+    """The transactions that were made, in the order of the accounts."""
+
+    transaction_ids: list[str]
+
+
+class CreditRequest(Wire):
+    """How far below zero each of the accounts may go. A field that is left out stays."""
+
+    selector: Targets
+    credit_limit: Annotated[CentsIn, AfterValidator(_not_negative)] | None = None
+    unlimited: bool | None = None
+
+
+class CreditAnswer(Wire):
+    """Whose accounts were changed."""
+
+    updated_ids: list[str]

@@ -1,0 +1,1 @@
+"""Signing in: sessions, second factor, what a caller may do."""

@@ -1,0 +1,1 @@
+"""The management API's wire: operations, envelopes, versions, errors, callers, limits, documents."""

@@ -1,0 +1,246 @@
+"""From a request to its answer, in one thread and in this order: who calls, may they, how often, in which version, with
+what; then the handler under its unit of work. The only place where an exception becomes an answer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+from pydantic import BaseModel, ValidationError
+from sqlalchemy.exc import OperationalError
+
+from marketplace.http import idempotency, versions
+from marketplace.http.envelope import VERSION_HEADER, Parcel, pack, unpack
+from marketplace.http.errors import Code, Refusal, render
+from marketplace.http.limits import RATES, Verdict
+from marketplace.http.operation import Call, Context, Operation, Reads, Writes, rate_limited
+from marketplace.http.principal import Principal, resolve
+from marketplace.store.db import WriteUnit
+from marketplace.store.ids import new_id
+
+log = logging.getLogger(__name__)
+
+MAX_DETAILS = 10
+_FIXED = {
+    "Content-Type": "application/json",
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incoming:
+    """A request. Header names are in lower case."""
+
+    headers: Mapping[str, str]
+    path_params: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """An answer."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+class Desk:
+    """Serves requests of one process. Safe to share between threads."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def new_request_id(self) -> str:
+        """An id for a request: UUIDv7."""
+        return new_id(self._context.clock(), self._context.random)
+
+    def refuse(self, refusal: Refusal) -> Outgoing:
+        """Answer what never became a call: no such path, a body beyond its bound."""
+        return _refused(refusal, self.new_request_id(), {}, None)
+
+    def serve(self, operation: Operation[Any], incoming: Incoming) -> Outgoing:
+        """Answer a request; never raises."""
+        now = self._context.clock()
+        request_id = new_id(now, self._context.random)
+        headers: dict[str, str] = {}
+        parcel = unpack(incoming.body, incoming.headers.get(VERSION_HEADER.lower()))
+        shown = parcel.version or operation.versions[-1] if parcel.enveloped else None
+        try:
+            return self._serve(operation, incoming, parcel, now, request_id, headers)
+        except Refusal as refusal:
+            return _refused(refusal, request_id, headers, shown)
+        except OperationalError:
+            log.exception("request %s: the database does not answer", request_id)
+            wait = Refusal(Code.SERVICE_UNAVAILABLE, "Try again in a moment.", headers=(("Retry-After", "2"),))
+            return _refused(wait, request_id, headers, shown)
+        except Exception:  # supervision boundary: a defect of ours must not look like a broken connection
+            log.exception("request %s (%s) failed", request_id, operation.name)
+            ours = Refusal(Code.INTERNAL_ERROR, "The server had an error while processing your request.")
+            return _refused(ours, request_id, headers, shown)
+
+    def _serve(
+        self,
+        operation: Operation[Any],
+        incoming: Incoming,
+        parcel: Parcel,
+        now: int,
+        request_id: str,
+        headers: dict[str, str],
+    ) -> Outgoing:
+        principal = self._admit(operation, incoming, now, headers)
+        version = versions.resolve(operation.versions, parcel.version, operation.path)
+        headers[VERSION_HEADER] = version
+        if parcel.trouble is not None:
+            raise parcel.trouble
+        request = read_request(operation.request, parcel.data, incoming.path_params)
+        call = Call(
+            context=self._context,
+            principal=principal,
+            now=now,
+            request_id=request_id,
+            version=version,
+            address=incoming.address,
+        )
+        key = incoming.headers.get(idempotency.HEADER.lower())
+        if operation.idempotent and key is not None:
+            data = self._once(operation, call, request, parcel.data, idempotency.check_key(key), headers)
+        else:
+            data = _wire(self._run(operation, call, request))
+        body = b"" if operation.response is None else pack(data, version, enveloped=parcel.enveloped)
+        return Outgoing(operation.success, {**_FIXED, "X-Request-Id": request_id, **headers}, body)
+
+    def _admit(
+        self, operation: Operation[Any], incoming: Incoming, now: int, headers: dict[str, str]
+    ) -> Principal | None:
+        """Return the caller, counted and allowed. Credentials that fail count against the address that sent them."""
+        context = self._context
+        principal, refusal = None, None
+        if operation.permission is not None:
+            try:
+                with context.database.read() as unit:
+                    principal = resolve(
+                        unit,
+                        incoming.headers,
+                        pepper=context.pepper,
+                        vault=context.vault,
+                        now=now,
+                        address=incoming.address,
+                    )
+            except Refusal as error:
+                refusal = error
+        who = f"address {incoming.address}" if principal is None else f"{principal.kind} {principal.id}"
+        verdict = context.limits.take(f"{operation.rate} {who}", RATES[operation.rate], now)
+        _tell(verdict, headers)
+        if not verdict.admitted:
+            raise rate_limited(verdict.retry_after_s)
+        if refusal is not None:
+            raise refusal
+        if principal is not None:
+            if principal.credential not in operation.credentials:
+                usable = ", ".join(sorted(operation.credentials))
+                raise Refusal(Code.CREDENTIALS_NOT_PERMITTED, f"{operation.name} is for callers with: {usable}.")
+            if operation.permission not in principal.permissions:
+                raise Refusal(Code.PERMISSION_DENIED, f"You lack the permission {operation.permission}.")
+        return principal
+
+    def _run(self, operation: Operation[Any], call: Call, request: BaseModel) -> BaseModel | None:
+        handler, database = operation.handler, self._context.database
+        if isinstance(handler, Reads):
+            with database.read() as unit:
+                return handler.run(call, unit, request)
+        if isinstance(handler, Writes):
+            return database.transact(lambda unit: handler.run(call, unit, request))
+        return handler.run(call, request)
+
+    def _once(
+        self,
+        operation: Operation[Any],
+        call: Call,
+        request: BaseModel,
+        data: Any,
+        key: str,
+        headers: dict[str, str],
+    ) -> Any:
+        """Do a write once for its key; the answer is kept in the same transaction."""
+        handler, caller = operation.handler, call.caller
+        assert isinstance(handler, Writes), "only writes are idempotent"
+        asked = idempotency.request_hash(operation.name, call.version, data)
+
+        def work(unit: WriteUnit) -> tuple[str, bool]:
+            kept = idempotency.claim(unit, caller.id, key, asked, call.now)
+            if kept is not None:
+                return kept, True
+            answer = orjson.dumps(_wire(handler.run(call, unit, request))).decode()
+            idempotency.keep(unit, caller.id, key, answer)
+            return answer, False
+
+        answer, replayed = self._context.database.transact(work)
+        if replayed:
+            headers[idempotency.REPLAYED] = "true"
+        return orjson.Fragment(answer.encode())
+
+
+def read_request(model: type[BaseModel], data: Any, path_params: Mapping[str, str]) -> BaseModel:
+    """Validate a body together with what its path says. Refusal: ValidationFailed, naming the field."""
+    if not isinstance(data, dict):
+        raise Refusal(Code.VALIDATION_FAILED, "The body should be a JSON object.")
+    twice = sorted(data.keys() & path_params.keys())
+    if twice:
+        raise Refusal(Code.VALIDATION_FAILED, f"{twice[0]}: it is given by the path", param=twice[0])
+    try:
+        return model.model_validate({**data, **path_params}, by_alias=True)
+    except ValidationError as error:
+        # Neither the input nor the context of an error is repeated: it may hold a password.
+        wrong = error.errors(include_url=False, include_context=False, include_input=False)
+        found = [{"param": _param(item["loc"], data), "message": _message(item["msg"])} for item in wrong[:MAX_DETAILS]]
+        first = found[0]
+        raise Refusal(
+            Code.VALIDATION_FAILED,
+            f"{first['param']}: {first['message']}" if first["param"] else first["message"],
+            param=first["param"] or None,
+            details={"errors": found},
+        ) from None
+
+
+def _param(location: tuple[int | str, ...], data: Any) -> str:
+    """The field that an error is about, as the client wrote it: pydantic also names the members of unions, which are
+    not in the body."""
+    path: list[str] = []
+    place = data
+    for step in location:
+        if isinstance(place, list) and isinstance(step, int) and step < len(place):
+            place = place[step]
+        elif isinstance(place, dict) and step in place:
+            place = place[str(step)]
+        elif path or not isinstance(step, str):
+            continue
+        path.append(str(step))
+    return ".".join(path)
+
+
+def _message(text: str) -> str:
+    return text.removeprefix("Value error, ")
+
+
+def _wire(answer: BaseModel | None) -> Any:
+    return None if answer is None else answer.model_dump(mode="python", by_alias=True)
+
+
+def _tell(verdict: Verdict, headers: dict[str, str]) -> None:
+    headers["RateLimit-Limit"] = str(verdict.limit)
+    headers["RateLimit-Remaining"] = str(verdict.remaining)
+    headers["RateLimit-Reset"] = str(verdict.reset_s)
+
+
+def _refused(refusal: Refusal, request_id: str, headers: Mapping[str, str], version: str | None) -> Outgoing:
+    return Outgoing(
+        refusal.code.status,
+        {**_FIXED, "X-Request-Id": request_id, **headers, **dict(refusal.headers)},
+        render(refusal, request_id, version),
+    )

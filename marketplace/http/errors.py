@@ -1,0 +1,138 @@
+"""Errors of the management surface: one list of codes with their statuses, one exception, one place that renders it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+
+
+class Code(StrEnum):
+    """What went wrong, for programs. Codes are never reused for another meaning."""
+
+    BAD_REQUEST = "BadRequest"
+    VALIDATION_FAILED = "ValidationFailed"
+    UNSUPPORTED_VERSION = "UnsupportedVersion"
+    AMBIGUOUS_CREDENTIALS = "AmbiguousCredentials"
+    INVALID_TOTP_CODE = "InvalidTotpCode"
+    INVALID_TRANSITION = "InvalidTransition"
+    NOT_AUTHENTICATED = "NotAuthenticated"
+    INVALID_TOKEN = "InvalidToken"
+    EXPIRED_TOKEN = "ExpiredToken"
+    INVALID_API_KEY = "InvalidApiKey"
+    INVALID_CREDENTIALS = "InvalidCredentials"
+    INVALID_PARTIAL_TOKEN = "InvalidPartialToken"
+    INSUFFICIENT_FUNDS = "InsufficientFunds"
+    PERMISSION_DENIED = "PermissionDenied"
+    CREDENTIALS_NOT_PERMITTED = "CredentialsNotPermitted"
+    NOT_TEAM_MEMBER = "NotTeamMember"
+    NOT_FOUND = "NotFound"
+    KEY_NOT_FOUND = "KeyNotFound"
+    USER_NOT_FOUND = "UserNotFound"
+    TEAM_NOT_FOUND = "TeamNotFound"
+    METHOD_NOT_ALLOWED = "MethodNotAllowed"
+    REQUEST_TIMEOUT = "RequestTimeout"
+    CREDIT_IN_USE = "CreditInUse"
+    IDEMPOTENCY_KEY_REUSED = "IdempotencyKeyReused"
+    TOTP_ALREADY_ENABLED = "TotpAlreadyEnabled"
+    BODY_TOO_LARGE = "BodyTooLarge"
+    RATE_LIMITED = "RateLimited"
+    INTERNAL_ERROR = "InternalError"
+    SERVICE_UNAVAILABLE = "ServiceUnavailable"
+
+    @property
+    def status(self) -> int:
+        """HTTP status of an answer with this code."""
+        return int(_STATUS[self])
+
+    @property
+    def type(self) -> str:
+        """The family of errors that it belongs to."""
+        return _TYPES.get(self.status, "invalid_request_error")
+
+
+_STATUS: dict[Code, int] = {
+    Code.BAD_REQUEST: HTTPStatus.BAD_REQUEST,
+    Code.VALIDATION_FAILED: HTTPStatus.BAD_REQUEST,
+    Code.UNSUPPORTED_VERSION: HTTPStatus.BAD_REQUEST,
+    Code.AMBIGUOUS_CREDENTIALS: HTTPStatus.BAD_REQUEST,
+    Code.INVALID_TOTP_CODE: HTTPStatus.BAD_REQUEST,
+    Code.INVALID_TRANSITION: HTTPStatus.BAD_REQUEST,
+    Code.NOT_AUTHENTICATED: HTTPStatus.UNAUTHORIZED,
+    Code.INVALID_TOKEN: HTTPStatus.UNAUTHORIZED,
+    Code.EXPIRED_TOKEN: HTTPStatus.UNAUTHORIZED,
+    Code.INVALID_API_KEY: HTTPStatus.UNAUTHORIZED,
+    Code.INVALID_CREDENTIALS: HTTPStatus.UNAUTHORIZED,
+    Code.INVALID_PARTIAL_TOKEN: HTTPStatus.UNAUTHORIZED,
+    Code.INSUFFICIENT_FUNDS: HTTPStatus.PAYMENT_REQUIRED,
+    Code.PERMISSION_DENIED: HTTPStatus.FORBIDDEN,
+    Code.CREDENTIALS_NOT_PERMITTED: HTTPStatus.FORBIDDEN,
+    Code.NOT_TEAM_MEMBER: HTTPStatus.FORBIDDEN,
+    Code.NOT_FOUND: HTTPStatus.NOT_FOUND,
+    Code.KEY_NOT_FOUND: HTTPStatus.NOT_FOUND,
+    Code.USER_NOT_FOUND: HTTPStatus.NOT_FOUND,
+    Code.TEAM_NOT_FOUND: HTTPStatus.NOT_FOUND,
+    Code.METHOD_NOT_ALLOWED: HTTPStatus.METHOD_NOT_ALLOWED,
+    Code.REQUEST_TIMEOUT: HTTPStatus.REQUEST_TIMEOUT,
+    Code.CREDIT_IN_USE: HTTPStatus.CONFLICT,
+    Code.IDEMPOTENCY_KEY_REUSED: HTTPStatus.CONFLICT,
+    Code.TOTP_ALREADY_ENABLED: HTTPStatus.CONFLICT,
+    Code.BODY_TOO_LARGE: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    Code.RATE_LIMITED: HTTPStatus.TOO_MANY_REQUESTS,
+    Code.INTERNAL_ERROR: HTTPStatus.INTERNAL_SERVER_ERROR,
+    Code.SERVICE_UNAVAILABLE: HTTPStatus.SERVICE_UNAVAILABLE,
+}
+_TYPES: dict[int, str] = {
+    401: "authentication_error",
+    402: "billing_error",
+    403: "permission_error",
+    404: "not_found_error",
+    409: "conflict_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "service_unavailable_error",
+}
+
+
+class Refusal(Exception):  # noqa: N818 - not a defect: the answer to a request that cannot be granted
+    """An answer other than success. Its message may be shown to anybody; `param` names the field that is to blame."""
+
+    def __init__(
+        self,
+        code: Code,
+        message: str,
+        *,
+        param: str | None = None,
+        details: Mapping[str, Any] | None = None,
+        headers: tuple[tuple[str, str], ...] = (),
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.param = param
+        self.details = details
+        self.headers = headers
+        if code.status == HTTPStatus.UNAUTHORIZED:
+            self.headers = (("WWW-Authenticate", "Bearer"), *headers)
+
+    def body(self, request_id: str) -> dict[str, Any]:
+        """The member `error` of the answer."""
+        error: dict[str, Any] = {
+            "message": self.message,
+            "type": self.code.type,
+            "param": self.param,
+            "code": self.code.value,
+            "request_id": request_id,
+        }
+        if self.details is not None:
+            error["details"] = self.details
+        return error
+
+
+def render(refusal: Refusal, request_id: str, version: str | None = None) -> bytes:
+    """The whole body of an answer; `version` is that of the envelope where the request came in one."""
+    envelope: dict[str, Any] = {} if version is None else {"version": version}
+    return orjson.dumps({**envelope, "error": refusal.body(request_id)})

@@ -1,0 +1,139 @@
+"""What a management operation is: one row of the table, and what its handler is called with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
+
+from pydantic import BaseModel
+
+from marketplace.events import service as events
+from marketplace.http.errors import Code, Refusal
+from marketplace.http.limits import Buckets, Rate, RateClass
+from marketplace.http.principal import EVERY_CREDENTIAL, Credential, Principal
+from marketplace.http.versions import ALL
+from marketplace.store.db import Clock, Database, ReadUnit, WriteUnit
+from marketplace.store.ids import Random
+from marketplace.store.vault import Vault
+from marketplace.users.permissions import Permission
+
+Q = TypeVar("Q", bound=BaseModel)
+Method = Literal["GET", "POST", "PUT"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """What the whole surface works with."""
+
+    database: Database
+    pepper: bytes
+    vault: Vault
+    clock: Clock
+    random: Random
+    limits: Buckets
+    platform: str = "Headrace"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One request as its handler sees it."""
+
+    context: Context
+    principal: Principal | None
+    """the caller; None only where an operation is public"""
+    now: int
+    request_id: str
+    version: str
+    address: str
+
+    @property
+    def caller(self) -> Principal:
+        """The caller of an operation that is not public."""
+        assert self.principal is not None, "a public operation has no caller"
+        return self.principal
+
+    def record(self, unit: WriteUnit, action: str, *, owner_id: str, subject_id: str, **detail: Any) -> None:
+        """Add a line to the audit log, in the transaction of the change. `detail` never holds secrets or e-mails."""
+        actor = self.principal
+        events.record(
+            unit,
+            action=action,
+            actor_kind="anonymous" if actor is None else actor.kind,
+            actor_id="" if actor is None else actor.id,
+            credential_id="" if actor is None else actor.credential_id,
+            owner_id=owner_id,
+            subject_id=subject_id,
+            detail=detail,
+            request_id=self.request_id,
+            now=self.now,
+            random=self.context.random,
+        )
+
+    def limit(self, name: str, rate: Rate) -> None:
+        """Count against a bucket beside that of the caller. Refusal: RateLimited."""
+        verdict = self.context.limits.take(name, rate, self.now)
+        if not verdict.admitted:
+            raise rate_limited(verdict.retry_after_s)
+
+
+def rate_limited(retry_after_s: int) -> Refusal:
+    """Too many requests; the same one may succeed after so many seconds."""
+    return Refusal(
+        Code.RATE_LIMITED,
+        f"Too many requests. Try again in {retry_after_s} s.",
+        headers=(("Retry-After", str(retry_after_s)),),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Reads(Generic[Q]):
+    """A handler that looks at one snapshot."""
+
+    run: Callable[[Call, ReadUnit, Q], BaseModel]
+
+
+@dataclass(frozen=True, slots=True)
+class Writes(Generic[Q]):
+    """A handler that is one transaction: a refusal undoes all of it. On PostgreSQL it may be run again."""
+
+    run: Callable[[Call, WriteUnit, Q], BaseModel | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Steps(Generic[Q]):
+    """A handler that opens its own units, because something slow lies between them, or a refusal must leave a trace."""
+
+    run: Callable[[Call, Q], BaseModel | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation(Generic[Q]):
+    """One management operation. Routes, documents, capabilities and tests are made from these rows alone."""
+
+    name: str
+    """noun.verb; the operation's id in the document"""
+    summary: str
+    method: Method = "POST"
+    path: str
+    request: type[Q]
+    response: type[BaseModel] | None
+    """None answers without a body"""
+    permission: Permission | None
+    """what the caller must hold; None admits everybody, without a credential"""
+    credentials: frozenset[Credential] = EVERY_CREDENTIAL
+    versions: tuple[str, ...] = ALL
+    rate: RateClass
+    idempotent: bool = False
+    """whether `Idempotency-Key` is honoured; only for a handler that Writes and whose answer holds no secret"""
+    success: int = 200
+    handler: Reads[Q] | Writes[Q] | Steps[Q]
+    example: Mapping[str, Any]
+    """a request that the request model accepts"""
+    answer: Mapping[str, Any] | None
+    """what it may be answered with"""
+    errors: tuple[Code, ...] = ()
+    """codes beyond those that every operation has"""
+
+    def __post_init__(self) -> None:
+        assert not self.idempotent or isinstance(self.handler, Writes), f"{self.name}: only writes are idempotent"

@@ -1,0 +1,77 @@
+"""The document and the two reference pages that show it. Their scripts come from installed packages: no page loads
+anything from elsewhere, and their security policy says so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import distribution
+from pathlib import Path
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import Route
+
+from marketplace.http.openapi import document
+from marketplace.http.operation import Operation
+
+DOCUMENT = "/api/openapi.json"
+_POLICY = {
+    "Content-Security-Policy": (
+        "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+_ASSETS = {
+    "/swagger-ui/swagger-ui.css": ("swagger-ui-py", "swagger_ui/static/swagger-ui.css"),
+    "/swagger-ui/swagger-ui-bundle.js": ("swagger-ui-py", "swagger_ui/static/swagger-ui-bundle.js"),
+    "/rapidoc/rapidoc.js": ("star-openapi-rapidoc", "star_openapi_rapidoc/templates/rapidoc/js/rapidoc-min.js"),
+}
+_SWAGGER = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Headrace management API</title>
+<link rel="stylesheet" href="/swagger-ui/swagger-ui.css"></head>
+<body><div id="swagger-ui"></div>
+<script src="/swagger-ui/swagger-ui-bundle.js"></script><script src="/swagger-ui/start.js"></script></body></html>
+"""
+_SWAGGER_START = """SwaggerUIBundle({url: "/api/openapi.json", dom_id: "#swagger-ui", deepLinking: true,
+  presets: [SwaggerUIBundle.presets.apis], layout: "BaseLayout", validatorUrl: null});
+"""
+_RAPIDOC = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Headrace management API</title>
+<script type="module" src="/rapidoc/rapidoc.js"></script></head>
+<body><rapi-doc spec-url="/api/openapi.json" render-style="read" load-fonts="false"></rapi-doc></body></html>
+"""
+
+
+def routes(table: Sequence[Operation[Any]]) -> list[Route]:
+    """Routes of the document, the pages and their assets."""
+    html, script = "text/html; charset=utf-8", "text/javascript; charset=utf-8"
+    made = [
+        _fixed(DOCUMENT, orjson.dumps(document(table)), "application/json"),
+        _fixed("/swagger-ui", _SWAGGER.encode(), html),
+        _fixed("/swagger-ui/start.js", _SWAGGER_START.encode(), script),
+        _fixed("/rapidoc", _RAPIDOC.encode(), html),
+    ]
+    return [*made, *(_file(path, asset(package, name)) for path, (package, name) in _ASSETS.items())]
+
+
+def asset(package: str, name: str) -> Path:
+    """Where an installed package keeps a file; the package's own code is never run."""
+    return Path(str(distribution(package).locate_file(name)))
+
+
+def _fixed(path: str, content: bytes, media_type: str) -> Route:
+    async def answer(request: Request) -> Response:
+        return Response(content, media_type=media_type, headers=_POLICY)
+
+    return Route(path, answer, methods=["GET"])
+
+
+def _file(path: str, file: Path) -> Route:
+    async def answer(request: Request) -> Response:
+        return FileResponse(file, headers=_POLICY)
+
+    return Route(path, answer, methods=["GET"])

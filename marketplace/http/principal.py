@@ -1,0 +1,115 @@
+"""Who is calling: a session, a person's key or a team's key, resolved in one place to a principal."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from marketplace.auth import sessions
+from marketplace.http.errors import Code, Refusal
+from marketplace.keys import service as keys
+from marketplace.keys.rules import PREFIXES, KeyFormatError, parse
+from marketplace.keys.service import KeyRow
+from marketplace.store.db import ReadUnit
+from marketplace.store.vault import Vault
+from marketplace.users import service as users
+from marketplace.users.permissions import OF_ROLE, OF_TEAM_KEY, Permission
+from marketplace.users.service import User
+
+Credential = Literal["session", "user_key", "team_key"]
+EVERY_CREDENTIAL: frozenset[Credential] = frozenset({"session", "user_key", "team_key"})
+PERSONAL: frozenset[Credential] = frozenset({"session", "user_key"})
+_MAX_CREDENTIAL = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """The caller: a person, or a team through its key."""
+
+    kind: Literal["user", "team"]
+    id: str
+    account_id: str
+    permissions: frozenset[Permission]
+    credential: Credential
+    credential_id: str
+    """id of the session or key"""
+    user: User | None
+    """the person; None for a team"""
+
+    @property
+    def person(self) -> User:
+        """The person, where the operation admits nobody else."""
+        assert self.user is not None, "the operation admits people only"
+        return self.user
+
+
+def resolve(
+    unit: ReadUnit, headers: Mapping[str, str], *, pepper: bytes, vault: Vault, now: int, address: str
+) -> Principal:
+    """Return the caller. `headers` have lower-case names.
+
+    Refusal: NotAuthenticated without a credential; InvalidToken, ExpiredToken, InvalidApiKey;
+    CredentialsNotPermitted for keys that are not for this surface or not for this address; AmbiguousCredentials
+    when two credentials speak for two different callers.
+    """
+    found = []
+    scheme, _, bearer = headers.get("authorization", "").partition(" ")
+    if scheme:
+        if scheme.lower() != "bearer" or not bearer.strip():
+            raise Refusal(Code.INVALID_TOKEN, "The Authorization header is not 'Bearer <token>'.")
+        found.append(_one(unit, bearer.strip(), False, pepper, vault, now, address))
+    if "x-api-key" in headers:
+        found.append(_one(unit, headers["x-api-key"].strip(), True, pepper, vault, now, address))
+    if not found:
+        raise Refusal(
+            Code.NOT_AUTHENTICATED,
+            "No credential: send 'Authorization: Bearer <token or key>' or 'X-API-Key: <key>'.",
+        )
+    if len({(principal.kind, principal.id) for principal in found}) > 1:
+        raise Refusal(Code.AMBIGUOUS_CREDENTIALS, "Authorization and X-API-Key speak for two different callers.")
+    return found[0]
+
+
+def _one(unit: ReadUnit, text: str, is_key: bool, pepper: bytes, vault: Vault, now: int, address: str) -> Principal:
+    if is_key or text.startswith(tuple(PREFIXES.values())):
+        return _by_key(unit, text, pepper, now, address)
+    if len(text) > _MAX_CREDENTIAL:
+        raise Refusal(Code.INVALID_TOKEN, "The session token is not valid.")
+    session = sessions.read(unit, text, vault=vault, now=now)
+    user = users.find(unit, session.user_id)
+    if user is None:
+        raise Refusal(Code.INVALID_TOKEN, "The session token is not valid.")
+    return Principal("user", user.id, user.account_id, OF_ROLE[user.role], "session", session.id, user)
+
+
+def _by_key(unit: ReadUnit, text: str, pepper: bytes, now: int, address: str) -> Principal:
+    invalid = Refusal(Code.INVALID_API_KEY, "The API key is not valid: unknown, revoked, switched off or expired.")
+    try:
+        secret = parse(text)
+    except KeyFormatError as error:
+        raise invalid from error
+    row = keys.find_usable(unit, secret, pepper, now)
+    if row is None:
+        raise invalid
+    if not _may_come_from(row, address):
+        raise Refusal(Code.CREDENTIALS_NOT_PERMITTED, "The API key may not be used from this address.")
+    if row.kind == "user":
+        user = users.find(unit, row.owner_id)
+        if user is None:
+            raise invalid
+        return Principal("user", user.id, user.account_id, OF_ROLE[user.role], "user_key", row.id, user)
+    if row.kind == "team" and row.account_id is not None:
+        return Principal("team", row.owner_id, row.account_id, OF_TEAM_KEY, "team_key", row.id, None)
+    raise Refusal(Code.CREDENTIALS_NOT_PERMITTED, f"A {row.kind} key is not for the management API.")
+
+
+def _may_come_from(row: KeyRow, address: str) -> bool:
+    if row.allowed_addresses is None:
+        return True
+    try:
+        caller = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    return any(caller in ipaddress.ip_network(network, strict=False) for network in row.allowed_addresses)

@@ -1,0 +1,19 @@
+"""THE TABLE: every management operation, once. Routes, the OpenAPI document and the test that walks every row are made
+from it; an operation that is not in it does not exist."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from marketplace.accounts import operations as accounts
+from marketplace.auth import operations as auth
+from marketplace.events import operations as events
+from marketplace.http.operation import Operation
+from marketplace.keys import operations as keys
+
+TABLE: tuple[Operation[Any], ...] = (
+    *auth.OPERATIONS,
+    *keys.OPERATIONS,
+    *accounts.OPERATIONS,
+    *events.OPERATIONS,
+)
