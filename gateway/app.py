@@ -36,7 +36,12 @@ from gateway.inference.pipeline import Limits, Services
 from gateway.metering.metering import Metering
 from gateway.settings import Paths, Settings
 from gateway.telemetry import CONTENT_TYPE, Telemetry
+from marketplace.http import app as management
+from marketplace.http.limits import Buckets
+from marketplace.http.operation import Context
+from marketplace.operations import TABLE
 from marketplace.store.ids import new_id
+from marketplace.store.vault import Vault
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +90,14 @@ class Gateway:
         self.services: Services
         self._paths = paths
         self._database = prepared.database
+        self._management = Context(
+            database=prepared.database,
+            pepper=prepared.pepper,
+            vault=Vault(prepared.pepper),
+            clock=wall_us,
+            random=os.urandom,
+            limits=Buckets(),
+        )
         self._model = model
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenise")
         self._tasks: list[asyncio.Task[None]] = []
@@ -198,10 +211,15 @@ class Gateway:
             endpoint("/healthz", GET=health),
             endpoint("/readyz", GET=ready),
             endpoint("/metrics", GET=metrics),
+            *management.routes(TABLE, self._management, self._observe),
         ]
         methods = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT")
         unknown = Endpoint("unknown", dict.fromkeys(methods, not_found), self.telemetry, services.new_id)
         return Router(routes, redirect_slashes=False, default=unknown)
+
+    def _observe(self, path: str, status: int) -> None:
+        """Count an answer of the management API."""
+        self.telemetry.requests[path, status] += 1
 
     def _make_replica(self, paths: Paths, model: str, source: ModelSource) -> Replica:
         settings = self.settings

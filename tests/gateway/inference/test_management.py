@@ -1,0 +1,69 @@
+"""The management API beside inference: one process, one ledger, one key store."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import openai
+import pytest
+
+if TYPE_CHECKING:
+    from tests.gateway.inference.conftest import House, MakeHouse, Reply
+
+
+def ask(house: House, path: str, body: Any, credential: str = "", method: str = "POST") -> Reply:
+    """Ask the management API."""
+    headers = [f"authorization: Bearer {credential}"] if credential else []
+    return house.ask(house.headed(*headers, method=method, path=path, body=json.dumps(body).encode()))
+
+
+def told(reply: Reply) -> Any:
+    """The body of a success."""
+    assert reply.status == 200, reply.body
+    return json.loads(reply.body, parse_float=Decimal)
+
+
+def test_from_the_first_password_to_a_revoked_key(make_house: MakeHouse) -> None:
+    house = make_house()
+    login = {"email": house.first.admin_email, "password": house.first.admin_password}
+    token = told(ask(house, "/api/v1/auth/login", login))["token"]
+    assert told(ask(house, "/api/v1/auth/me", {}, token))["role"] == "admin"
+    before = told(ask(house, "/api/v1/account/info", {}, token))["balance"]
+    made = told(ask(house, "/api/v1/api-keys/add", {"name": "laptop"}, token))
+
+    client = house.client(api_key=made["key"])
+
+    def works() -> bool:
+        return any(state.key_id == made["id"] for state in house.gateway.keys._keys.values())
+
+    house.eventually(works, "the new key is known")
+    answer = client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "hello"}])
+    assert answer.usage is not None and answer.usage.completion_tokens > 0
+    house.idle()
+
+    listed = told(ask(house, "/api/v1/account/transactions/list", {}, made["key"]))["transactions"]
+    usage = listed[0]["info"]["ServiceUsage"]
+    assert (usage["key_name"], usage["model"], usage["requests"]) == ("laptop", "tiny", 1)
+    assert usage["completion_tokens"] == answer.usage.completion_tokens
+    assert listed[0]["amount"] == told(ask(house, "/api/v1/account/info", {}, token))["balance"] - before < 0
+
+    told(ask(house, "/api/v1/api-keys/delete", {"id": made["id"]}, token))
+    house.eventually(lambda: not works(), "the deleted key is forgotten")
+    with pytest.raises(openai.AuthenticationError):
+        client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "hello"}])
+    told(ask(house, "/api/v1/auth/logout", {}, token))
+    assert ask(house, "/api/v1/auth/me", {}, token).status == 401
+
+
+def test_the_document_and_unknown_paths(make_house: MakeHouse) -> None:
+    house = make_house()
+    document = told(ask(house, "/api/openapi.json", None, method="GET"))
+    assert document["openapi"] == "3.1.0" and "/api/v1/auth/login" in document["paths"]
+    assert ask(house, "/swagger-ui", None, method="GET").status == 200
+    assert ask(house, "/rapidoc", None, method="GET").status == 200
+    unknown = ask(house, "/api/v1/nothing", {})
+    assert unknown.status == 404 and json.loads(unknown.body)["error"]["code"] == "NotFound"
+    metrics = house.ask(house.headed(method="GET", path="/metrics", body=b"")).body.decode()
+    assert 'headrace_requests_total{route="/api",status="404"}' in metrics
