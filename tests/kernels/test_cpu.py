@@ -133,7 +133,7 @@ def test_a_row_has_the_same_bits_whatever_else_is_in_the_call(
 def test_the_number_of_threads_does_not_change_a_bit(
     cpu: CpuOps, kernel_cache: Path, random_weight: MakeWeight
 ) -> None:
-    alone, part = CpuOps(1, kernel_cache), random_weight(300, 576, "q4_1")
+    alone, part = CpuOps(1, kernel_cache, activation_bits=16), random_weight(300, 576, "q4_1")
     x = torch.randn(70, 576)
     assert torch.equal(cpu.linear(x, cpu.pack([part])), alone.linear(x, alone.pack([part])))
 
