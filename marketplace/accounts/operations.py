@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from marketplace.accounts import service as accounts
@@ -134,8 +133,9 @@ def _account(call: Call, unit: ReadUnit, whose: Whose) -> str:
     return found
 
 
-def _targets(unit: ReadUnit, targets: Targets, param: str) -> Iterator[tuple[str, str]]:
-    """Owners and their accounts, each once, in the order given."""
+def _targets(unit: WriteUnit, targets: Targets, param: str) -> list[tuple[str, str]]:
+    """Owners and their accounts, each once, in the order given; the accounts are locked."""
+    found = []
     people = isinstance(targets, ByUserIds)
     ids = targets.user_ids if isinstance(targets, ByUserIds) else targets.team_ids
     kind, code = ("user", Code.USER_NOT_FOUND) if people else ("team", Code.TEAM_NOT_FOUND)
@@ -143,7 +143,9 @@ def _targets(unit: ReadUnit, targets: Targets, param: str) -> Iterator[tuple[str
         account_id = accounts.of_owner(unit, kind, owner_id)
         if account_id is None:
             raise Refusal(code, f"There is no {kind} {owner_id}.", param=param)
-        yield owner_id, account_id
+        found.append((owner_id, account_id))
+    accounts.lock(unit, [account_id for _, account_id in found])
+    return found
 
 
 def _page(call: Call, unit: ReadUnit, request: ListRequestV1, since: int | None, until: int | None) -> ListAnswer:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import msgspec
 from sqlalchemy import func, select
 
@@ -157,6 +159,13 @@ def set_unlimited(unit: WriteUnit, account_id: str, unlimited: bool) -> AccountS
 def set_credit(unit: WriteUnit, account_id: str, *, credit_limit: int | None, unlimited: bool | None) -> AccountState:
     """Set both at once; None leaves one as it is. CreditInUseError."""
     return ledger.set_credit(unit, account_id, credit_limit=credit_limit, unlimited=unlimited)
+
+
+def lock(unit: WriteUnit, account_ids: Collection[str]) -> None:
+    """Lock accounts for several changes in one unit: all of them first, in the order that everybody keeps to. Locking
+    them one by one as they are changed would deadlock with whoever names them in another order."""
+    chain.lock(unit, chain.DIRECT)
+    ledger.lock_accounts(unit, {*account_ids, ledger.CLEARING})
 
 
 def get(unit: ReadUnit, account_id: str) -> AccountState:

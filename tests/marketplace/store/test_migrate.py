@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import create_engine, inspect, text
 from sqlalchemy.exc import DBAPIError
 
+from marketplace.keys import service as keys
 from marketplace.ledger.tables import APPEND_ONLY
+from marketplace.store import migrate
 from marketplace.store.db import Database
 from marketplace.store.schema import metadata
+from marketplace.users import service as users
 
 if TYPE_CHECKING:
     from tests.marketplace.conftest import MakeDatabase, Shop
@@ -135,3 +141,29 @@ def test_postgresql_refuses_entries_that_do_not_balance(shop: Shop) -> None:
         with shop.database._writer.begin() as connection:
             connection.execute(statement, {"account": customer})
         assert "I1" in shop.audit().failed
+
+
+def test_keys_and_people_of_before_the_management_api_live_on(make_database: MakeDatabase) -> None:
+    database = make_database()
+    with database._writer.begin() as connection:
+        metadata.drop_all(connection)
+        connection.execute(text("DROP TABLE alembic_version"))
+        if database.dialect == "postgresql":
+            connection.execute(text("DROP FUNCTION refuse_change"))
+            connection.execute(text("DROP FUNCTION refuse_imbalance"))
+        config = Config()
+        config.set_main_option("script_location", str(Path(migrate.__file__).parent / "migrations"))
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0001")
+        for statement in (
+            "INSERT INTO account VALUES ('a', 'customer', 'user', 'u', 0, 0, 0, FALSE, 0, 1, 0, 5)",
+            "INSERT INTO users VALUES ('u', 'A@x', 'a@x', 'A', 'user', NULL, 'a', 5)",
+            "INSERT INTO api_key (id, kind, owner_id, account_id, name, prefix, digest, created_at) "
+            "VALUES ('k', 'user', 'u', 'a', 'n', 'p', 'd', 5)",
+        ):
+            connection.execute(text(statement))
+    assert database.migrate() == "0002"
+    with database.read() as unit:
+        assert [(row.id, row.active) for row in keys.load_active(unit)] == [("k", True)]
+        user = users.find(unit, "u")
+    assert user is not None and (user.email, user.last_login_at) == ("A@x", None)
