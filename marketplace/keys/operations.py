@@ -18,6 +18,7 @@ from marketplace.keys.wire import (
     KeyAnswer,
     ListAnswer,
     ListRequest,
+    RotateRequest,
     UpdateRequest,
 )
 from marketplace.store.db import ReadUnit, WriteUnit
@@ -85,6 +86,25 @@ def update(call: Call, unit: WriteUnit, request: UpdateRequest) -> KeyAnswer:
     row = keys.change(unit, key.id, KeySettings(**changes))
     call.record(unit, "keys.update", owner_id=call.caller.id, subject_id=row.id, changed=sorted(named))
     return KeyAnswer(**_shown(row))
+
+
+def rotate(call: Call, unit: WriteUnit, request: RotateRequest) -> AddAnswer:
+    """Replace a key of the caller's by one like it; both work for a while."""
+    context, person = call.context, call.caller.person
+    old = _mine(call, unit, request.id)
+    if old.expires_at is not None and old.expires_at <= call.now:
+        raise Refusal(Code.INVALID_TRANSITION, "The key has expired: make a new one.", param="id")
+    row, secret = keys.rotate(
+        unit,
+        old,
+        overlap=request.overlap_s * 1_000_000,
+        pepper=context.pepper,
+        now=call.now,
+        random=context.random,
+        created_by=person.id,
+    )
+    call.record(unit, "keys.rotate", owner_id=person.id, subject_id=request.id, replaced_by=row.id)
+    return AddAnswer(**_shown(row), key=secret.text)
 
 
 def delete(call: Call, unit: WriteUnit, request: DeleteRequest) -> DeleteAnswer:
@@ -155,6 +175,20 @@ OPERATIONS: tuple[Operation[Any], ...] = (
         example={"id": _EXAMPLE["id"], "active": False},
         answer={**_EXAMPLE, "active": False},
         errors=(Code.KEY_NOT_FOUND,),
+    ),
+    Operation(
+        name="keys.rotate",
+        summary="Replace a key by one like it; the old one still works for a while.",
+        path="/api/v1/api-keys/rotate",
+        request=RotateRequest,
+        response=AddAnswer,
+        permission=Permission.KEYS_WRITE,
+        credentials=PERSONAL,
+        rate="write",
+        handler=Writes(rotate),
+        example={"id": _EXAMPLE["id"], "overlap_s": 3600},
+        answer={**_EXAMPLE, "key": "hr_u_4fT9kQ2x…"},
+        errors=(Code.KEY_NOT_FOUND, Code.INVALID_TRANSITION),
     ),
     Operation(
         name="keys.delete",

@@ -133,6 +133,40 @@ def change(unit: WriteUnit, key_id: str, settings: KeySettings) -> KeyRow:
     return found[0]
 
 
+def rotate(
+    unit: WriteUnit,
+    old: KeyRow,
+    *,
+    overlap: int,
+    pepper: bytes,
+    now: int,
+    random: Random,
+    created_by: str | None = None,
+) -> tuple[KeyRow, KeySecret]:
+    """Make a key like `old`, with the same expiry; `old` still works for `overlap` µs, never longer than it would
+    have."""
+    end = now + overlap if old.expires_at is None else min(old.expires_at, now + overlap)
+    change(unit, old.id, KeySettings(expires_at=end))
+    row, secret = create(
+        unit,
+        kind=old.kind,
+        owner_id=old.owner_id,
+        account_id=old.account_id,
+        name=old.name,
+        pepper=pepper,
+        now=now,
+        random=random,
+        created_by=created_by,
+        expires_at=old.expires_at,
+        allowed_models=old.allowed_models,
+        allowed_addresses=old.allowed_addresses,
+        requests_per_minute=old.requests_per_minute,
+        max_concurrency=old.max_concurrency,
+        active=old.active,
+    )
+    return row, secret
+
+
 def revoke(unit: WriteUnit, key_id: str, *, now: int) -> None:
     """Make a key unusable for ever. UnknownKeyError when there is no such key or it was revoked before."""
     changed = unit.execute(

@@ -12,6 +12,8 @@ from marketplace.http.wire import CursorText, Id, Instant, InstantIn, Limit, Wir
 from marketplace.keys.service import MAX_NAME
 
 MAX_LIST = 100
+MAX_OVERLAP_S = 30 * 86_400
+DEFAULT_OVERLAP_S = 86_400
 
 
 def _network(text: str) -> str:
@@ -97,6 +99,13 @@ class UpdateRequest(Wire):
     allowed_addresses: Networks | None = None
     requests_per_minute: Count | None = None
     max_concurrency: Count | None = None
+
+
+class RotateRequest(Wire):
+    """The key to replace, and for how many seconds it still works beside the new one."""
+
+    id: Id
+    overlap_s: Annotated[int, Field(ge=0, le=MAX_OVERLAP_S)] = DEFAULT_OVERLAP_S
 
 
 class DeleteRequest(Wire):

@@ -14,11 +14,13 @@ from typing import Any, ClassVar
 
 import msgspec
 import pytest
+from jsonschema import Draft202012Validator
 from sqlalchemy import create_engine, make_url, select, text
 
 from marketplace.accounts import service as accounts
 from marketplace.http.dispatch import Desk, Incoming
 from marketplace.http.limits import Buckets
+from marketplace.http.openapi import document
 from marketplace.http.operation import Context, Operation
 from marketplace.keys import service as keys
 from marketplace.keys.rules import KeyKind
@@ -303,6 +305,23 @@ def _password_hash() -> str:
     return hash_password(Office.PASSWORD)
 
 
+@cache
+def _document() -> dict[str, Any]:
+    made: dict[str, Any] = json.loads(json.dumps(document(TABLE)))
+    return made
+
+
+@cache
+def _documented(name: str, status: int) -> Draft202012Validator:
+    """What the document says of an operation's answer with a status: no test gets an answer that it does not
+    describe."""
+    row = Office.OPERATIONS[name]
+    responses = _document()["paths"][row.path][row.method.lower()]["responses"]
+    assert str(status) in responses, f"{name} answered {status}, which its document does not know"
+    schema = responses[str(status)]["content"]["application/json"]["schema"]
+    return Draft202012Validator({**schema, "components": _document()["components"]})
+
+
 class Answer(msgspec.Struct):
     """What the management API answered."""
 
@@ -414,6 +433,7 @@ class Office:
         incoming = Incoming(headers=sent, body=content, address=address)
         answer = self.desk.serve(self.OPERATIONS[name], incoming)
         parsed = json.loads(answer.body, parse_float=Decimal) if answer.body else None
+        _documented(name, answer.status).validate(parsed)
         return Answer(answer.status, parsed, answer.headers)
 
     def login(self, who: Caller) -> str:

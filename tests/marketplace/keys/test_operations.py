@@ -105,6 +105,24 @@ def test_nobody_touches_a_key_of_somebody_else(office: Office) -> None:
     assert office.ask("auth.me", {}, ada).status == 200
 
 
+def test_a_rotated_key_works_beside_the_new_one_for_a_while(office: Office) -> None:
+    ada = office.person()
+    old = office.ask(
+        "keys.add", {"name": "ci", "requests_per_minute": 7, "expires_at": "2027-06-01T00:00:00Z"}, ada
+    ).body
+    new = office.ask("keys.rotate", {"id": old["id"], "overlap_s": 3600}, ada).body
+    same = ("name", "requests_per_minute", "expires_at", "active", "allowed_models")
+    assert {name: new[name] for name in same} == {name: old[name] for name in same} and new["key"] != old["key"]
+    office.wait(3590)
+    assert {office.ask("auth.me", {}, key["key"]).status for key in (old, new)} == {200}
+    office.wait(20)
+    assert office.ask("auth.me", {}, old["key"]).code == "InvalidApiKey"
+    assert office.ask("auth.me", {}, new["key"]).status == 200
+    again = office.ask("keys.rotate", {"id": old["id"]}, ada)
+    assert (again.status, again.code, again.param) == (400, "InvalidTransition", "id")
+    assert office.ask("keys.rotate", {"id": old["id"]}, office.person()).code == "KeyNotFound"
+
+
 def test_pages_go_through_every_key_once(office: Office) -> None:
     ada = office.person()
     made = [office.ask("keys.add", {"name": f"k{number}"}, ada).body["id"] for number in range(7)]
