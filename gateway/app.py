@@ -40,6 +40,7 @@ from marketplace.http import app as management
 from marketplace.http.limits import Buckets
 from marketplace.http.operation import Context
 from marketplace.operations import TABLE
+from marketplace.store.db import Database
 from marketplace.store.ids import new_id
 from marketplace.store.vault import Vault
 
@@ -66,7 +67,6 @@ class Gateway:
     def __init__(
         self,
         settings: Settings,
-        prepared: Prepared,
         model: str,
         source: ModelSource,
         *,
@@ -85,38 +85,44 @@ class Gateway:
         recommended = recommended_sampling(source) if settings.sampling_defaults == "model" else NONE
         offer = Model(model, self.replica, self.tokenizer, capacity, recommended=recommended)
         self.catalogue = Catalogue([offer])
-        self.keys = KeyMap(prepared.database, prepared.pepper, wall_us)
+        self.keys: KeyMap
         self.metering: Metering
         self.services: Services
         self._paths = paths
-        self._database = prepared.database
-        self._management = Context(
-            database=prepared.database,
-            pepper=prepared.pepper,
-            vault=Vault(prepared.pepper),
-            clock=wall_us,
-            random=os.urandom,
-            limits=Buckets(),
-        )
+        self._database: Database | None = None
+        self._management: Context
         self._model = model
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenise")
         self._tasks: list[asyncio.Task[None]] = []
         self._started = False
         self._stopping = False
 
-    async def start(self) -> None:
-        """Engine and ledger at once, then recovery; returns when requests can be served.
+    def launch(self) -> None:
+        """Start the engine process; what follows can be done while it loads."""
+        self.replica.on_state(self._engine_changed)
+        self.replica.launch()
+
+    async def start(self, prepared: Prepared) -> None:
+        """Open the books, wait for the launched engine, recover; returns when requests can be served.
 
         Raises StartError (engine), JournalInUseError, JournalDamagedError, JournalUnavailableError, SQLAlchemyError,
         OSError.
         """
-        self.replica.on_state(self._engine_changed)
-        self.replica.launch()
-        self.metering = await Metering.start(self._paths.journal, self._database, clock=wall_us, monotonic=monotonic_us)
+        database = self._database = prepared.database
+        self.keys = KeyMap(database, prepared.pepper, wall_us)
+        self._management = Context(
+            database=database,
+            pepper=prepared.pepper,
+            vault=Vault(prepared.pepper),
+            clock=wall_us,
+            random=os.urandom,
+            limits=Buckets(),
+        )
+        self.metering = await Metering.start(self._paths.journal, database, clock=wall_us, monotonic=monotonic_us)
         self._started = True
         await asyncio.to_thread(self.keys.load)
         self.keys.start()
-        self.catalogue.take_prices(await asyncio.to_thread(self.catalogue.read_prices, self._database))
+        self.catalogue.take_prices(await asyncio.to_thread(self.catalogue.read_prices, database))
         settings = self.settings
         self.services = Services(
             keys=self.keys,
@@ -134,7 +140,7 @@ class Gateway:
         )
         await self.replica.ready()
         await self.metering.recover(_Engines(self._model, self.replica))
-        self._tasks.append(asyncio.create_task(self._poll_prices(), name="prices"))
+        self._tasks.append(asyncio.create_task(self._poll_prices(database), name="prices"))
 
     async def stop(self, drain_s: float = 0.0) -> None:
         """End what runs (responses were drained before), settle, flush, stop the engine. Safe after a failed start."""
@@ -150,7 +156,8 @@ class Gateway:
             self.keys.stop()
         await self.replica.stop(drain_s)
         self._threads.shutdown(wait=False, cancel_futures=True)
-        await asyncio.to_thread(self._database.close)
+        if self._database is not None:
+            await asyncio.to_thread(self._database.close)
 
     def troubles(self) -> dict[str, str]:
         """Why requests cannot be served now, by part; empty when they can."""
@@ -237,12 +244,12 @@ class Gateway:
         if replica.state is State.READY and welcome is not None and self._started:
             self.metering.note_engine(self._model, welcome.epoch)
 
-    async def _poll_prices(self) -> None:
+    async def _poll_prices(self, database: Database) -> None:
         """A price set elsewhere is offered within seconds."""
         while True:
             await asyncio.sleep(PRICE_POLL_S)
             try:
-                self.catalogue.take_prices(await asyncio.to_thread(self.catalogue.read_prices, self._database))
+                self.catalogue.take_prices(await asyncio.to_thread(self.catalogue.read_prices, database))
             except (SQLAlchemyError, OSError) as error:
                 log.warning("prices cannot be read: %s", error)
 

@@ -7,7 +7,6 @@ import ast
 import inspect
 import os
 import sys
-import types
 import typing
 from collections.abc import Sequence
 from pathlib import Path
@@ -128,9 +127,7 @@ def _add_option(group: argparse._ArgumentGroup, field: msgspec.structs.FieldInfo
         group.add_argument(flag, action=argparse.BooleanOptionalAction, default=default, help=text)
         return
     choices = typing.get_args(field.type) if typing.get_origin(field.type) is typing.Literal else None
-    kind: Any = str if choices else field.type
-    if isinstance(kind, types.UnionType):
-        kind = str
+    kind: Any = type(choices[0]) if choices else field.type
     shown = f"{text} (default: {field.default})" if str(field.default) else text
     group.add_argument(flag, type=kind, choices=choices, default=default, help=shown, metavar=None if choices else "X")
 

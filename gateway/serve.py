@@ -23,11 +23,10 @@ from gateway.bootstrap import BootstrapError, FirstRun, Prepared, lock, prepare
 from gateway.fleet.replicas import StartError
 from gateway.metering.journal import JournalDamagedError, JournalInUseError, JournalUnavailableError
 from gateway.server import bind, make_server
-from gateway.settings import Paths, Settings
+from gateway.settings import Paths, SettingError, Settings
 
 EXIT_OK = 0
 EXIT_FAILED = 1
-SWITCH_S = 0.0001
 
 
 def serve(settings: Settings) -> int:
@@ -37,20 +36,16 @@ def serve(settings: Settings) -> int:
         level=settings.log_level.upper(),
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
-    # The event loop lets go of the interpreter at every system call and would wait 5 ms for it while a thread
-    # writes the
-    # ledger; this bounds the wait.
-    sys.setswitchinterval(SWITCH_S)
     paths = Paths(settings.data)
     try:
+        settings.check()
         with lock(paths), _bind(settings) as listener:
             source = _fetch(settings)
             name = settings.engine.served_name or source.name
             base_url = _base_url(settings.host, listener.getsockname()[1])
-            prepared = prepare(settings, name, base_url, clock=wall_us)
-            gateway = Gateway(settings, prepared, name, source)
-            return uvloop.run(_run(gateway, listener, prepared, name, base_url))
-    except (BootstrapError, WeightsError) as error:
+            gateway = Gateway(settings, name, source)
+            return uvloop.run(_run(gateway, listener, name, base_url))
+    except (BootstrapError, WeightsError, SettingError) as error:
         return _fail(str(error))
     except StartError as error:
         return _fail(f"the engine does not start: {error} (its log is {paths.engine_log})")
@@ -77,14 +72,14 @@ def _fetch(settings: Settings) -> ModelSource:
         return resolve(engine.model, cache, progress)
 
 
-async def _run(gateway: Gateway, listener: socket.socket, prepared: Prepared, name: str, base_url: str) -> int:
+async def _run(gateway: Gateway, listener: socket.socket, name: str, base_url: str) -> int:
     settings = gateway.settings
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     print(f"Loading {name} …", file=sys.stderr, flush=True)
-    started = loop.create_task(gateway.start())
+    started = loop.create_task(_start(gateway, name, base_url))
     stopped = loop.create_task(stop.wait())
     try:
         await asyncio.wait({started, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -92,7 +87,7 @@ async def _run(gateway: Gateway, listener: socket.socket, prepared: Prepared, na
             started.cancel()
             await asyncio.wait({started})
             return EXIT_OK
-        started.result()
+        prepared = started.result()
         server = make_server(gateway.app(), backlog=settings.backlog, drain_s=settings.drain_s)
         server.on_listening = lambda: _announce(settings, prepared.first, name, base_url)
         serving = loop.create_task(server.serve(sockets=[listener]))
@@ -110,6 +105,20 @@ async def _run(gateway: Gateway, listener: socket.socket, prepared: Prepared, na
     finally:
         stopped.cancel()
         await gateway.stop()
+
+
+async def _start(gateway: Gateway, name: str, base_url: str) -> Prepared:
+    """Load the engine and open the books at the same time, but not at the first start.
+
+    An engine that cannot start must not leave secrets behind that nobody was shown.
+    """
+    settings = gateway.settings
+    gateway.launch()
+    if not Paths(settings.data).first_run.exists():
+        await gateway.replica.ready()
+    prepared = await asyncio.to_thread(prepare, settings, name, base_url, clock=wall_us)
+    await gateway.start(prepared)
+    return prepared
 
 
 def _announce(settings: Settings, first: FirstRun | None, name: str, base_url: str) -> None:

@@ -18,6 +18,10 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True):
     completion: int = 60_000_000
 
 
+class SettingError(ValueError):
+    """A setting that cannot be; the message names its option."""
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that `headrace serve` can be told. A field's docstring is its help text."""
 
@@ -39,8 +43,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Balance given to the first account, in units of the currency."""
     admin_email: str = "admin@headrace.local"
     """E-mail address of the first admin, who is created at the first start."""
-    quota_status: int = 429
-    """HTTP status of an answer that the balance does not cover: 429 or 402."""
+    quota_status: Literal[429, 402] = 429
+    """HTTP status of an answer that the balance does not cover."""
     sampling_defaults: Literal["model", "format"] = "model"
     """How to sample where a request does not say: as the model's publisher recommends, or at the format's defaults."""
     drain_s: float = 30.0
@@ -55,10 +59,26 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Connections that may wait to be accepted."""
     engine_command: str = ""
     """Command that runs the engine process instead of the built-in one."""
-    log_level: str = "warning"
-    """Least severity that is logged: debug, info, warning or error."""
+    log_level: Literal["debug", "info", "warning", "error"] = "warning"
+    """Least severity that is logged."""
     engine: EngineConfig = EngineConfig()
     """Settings of the engine process."""
+
+    def check(self) -> None:
+        """Raise SettingError, naming the option, for a value that cannot be."""
+        checks: tuple[tuple[str, bool, str], ...] = (
+            ("port", 0 <= self.port <= 65535, "must be between 0 and 65535"),
+            ("drain-s", self.drain_s >= 0, "must not be negative"),
+            ("slow-client-s", self.slow_client_s > 0, "must be positive"),
+            ("request-timeout-s", self.request_timeout_s > 0, "must be positive"),
+            ("flush-ms", self.flush_ms >= 0, "must not be negative"),
+            ("backlog", self.backlog >= 1, "must be at least 1"),
+            ("max-running", self.engine.max_running >= 1, "must be at least 1"),
+            ("max-queued", self.engine.max_queued >= 0, "must not be negative"),
+        )
+        for option, ok, message in checks:
+            if not ok:
+                raise SettingError(f"--{option} {message}")
 
     @property
     def database(self) -> str:

@@ -212,8 +212,9 @@ def refused(house: Process) -> str:
     return line
 
 
-def test_an_engine_that_cannot_start_is_said_before_anything_listens(serve: Serve) -> None:
+def test_an_engine_that_cannot_start_is_said_before_anything_listens(serve: Serve, tmp_path: Path) -> None:
     assert "the tensor is cut short" in refused(serve(script={"fail_start": "the tensor is cut short"}))
+    assert not (tmp_path / "data" / "first-run.json").exists()  # the next start is still the first
 
 
 @pytest.mark.parametrize("damage", ["missing", "empty", "garbage", "truncated"])

@@ -9,7 +9,7 @@ import pytest
 
 from engine.config import EngineConfig
 from gateway.cli import field_docs, make_parser, read_settings
-from gateway.settings import Paths, Settings, default_database
+from gateway.settings import Paths, SettingError, Settings, default_database
 
 
 def parse(*argv: str) -> Settings:
@@ -57,7 +57,17 @@ def test_the_environment_gives_defaults_and_options_win(monkeypatch: pytest.Monk
     assert parse("--prefix-cache").engine.prefix_cache is True
 
 
-@pytest.mark.parametrize("argv", [["--port", "high"], ["--device", "tpu"], ["--nonsense"], ["--max-running", "1.5"]])
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--port", "high"],
+        ["--device", "tpu"],
+        ["--nonsense"],
+        ["--max-running", "1.5"],
+        ["--log-level", "loud"],
+        ["--quota-status", "500"],
+    ],
+)
 def test_wrong_options_are_refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         parse(*argv)
@@ -69,3 +79,23 @@ def test_the_ledger_is_in_the_data_folder_unless_told() -> None:
     assert Settings(data=Path("/d")).database == default_database(Path("/d")) == "sqlite:////d/headrace.db"
     assert Settings(database_url="postgresql+psycopg://h/x").database == "postgresql+psycopg://h/x"
     assert Paths(Path("/d")).first_run == Path("/d/first-run.json")
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--port", "99999"],
+        ["--port", "-1"],
+        ["--drain-s", "-1"],
+        ["--slow-client-s", "0"],
+        ["--request-timeout-s", "0"],
+        ["--flush-ms", "-1"],
+        ["--backlog", "0"],
+        ["--max-running", "0"],
+        ["--max-queued", "-1"],
+    ],
+)
+def test_values_that_cannot_be_are_named(argv: list[str]) -> None:
+    with pytest.raises(SettingError, match=argv[0]):
+        parse(*argv).check()
+    parse().check()

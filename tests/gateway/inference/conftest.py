@@ -123,9 +123,10 @@ class House:
             self.replica = StandIn(config, socket_path=path, log_path=self._folder / "log", tokenizer=tokenizer)
             return self.replica
 
-        self.gateway = Gateway(self.settings, self._prepared, MODEL, self.source, replica=replica)
+        self.gateway = Gateway(self.settings, MODEL, self.source, replica=replica)
         try:
-            await self.gateway.start()
+            self.gateway.launch()
+            await self.gateway.start(self._prepared)
             self.server = make_server(self.gateway.app(), backlog=100, drain_s=2)
             self.server.on_listening = self._up.set
             await self.server.serve(sockets=[self._listener])
