@@ -16,7 +16,7 @@ $(BIN)/.serve: pyproject.toml
 
 $(BIN)/.dev: pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,gpu]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@ $(BIN)/.serve
 
 serve: $(BIN)/.serve
