@@ -1,7 +1,8 @@
 """What the gateway adds to the engine, with money accounted: streamed answers through it and straight from the socket.
 
 A scripted engine answers at once, so that nothing but the way is measured: HTTP, key, hold, journal, settlement and
-events on one side, the engine's own frames on the other. The same engine process answers both, in turn.
+events on one side, the engine's own frames on the other. Both begin with a conversation: the engine takes token ids, so
+who asks it directly renders the template and tokenises, too. The same engine process answers both, in turn.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ async def through_gateway(connection: Connection, endpoint: Endpoint, body: byte
     times.whole.append(reply.e2e)
 
 
-async def straight(client: EngineClient, request_id: str, prompt: list[int], tokens: int, times: Times) -> None:
+async def straight(
+    client: EngineClient, tokenizer: Tokenizer, request_id: str, text: str, tokens: int, times: Times
+) -> None:
     """One request in the engine's own frames over a kept connection."""
     ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     first: list[float] = []
@@ -66,6 +69,7 @@ async def straight(client: EngineClient, request_id: str, prompt: list[int], tok
             ended.set_result(None)
 
     sent = time.perf_counter()
+    prompt = tokenizer.encode_chat([{"role": "user", "content": text}])
     params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
     client.submit(request_id, prompt, params, on_progress=on_progress)
     await ended
@@ -79,7 +83,6 @@ async def alternate(
     """Ask in turn through the gateway and straight; return the times of both without the warm-up."""
     tokenizer = Tokenizer.load(resolve(house.model, default_cache_dir()))
     text = " ".join(WORDS[i % len(WORDS)] for i in range(words))
-    prompt = tokenizer.encode_chat([{"role": "user", "content": text}])
     body = chat_body(endpoint.model, text, tokens)
     client = EngineClient(house.engine_socket, tokenizer)
     await client.connect()
@@ -90,7 +93,7 @@ async def alternate(
             gateway, engine = Times(), Times()
         if number % 2:
             await through_gateway(connection, endpoint, body, gateway)
-        await straight(client, f"straight-{number + warm_up}", prompt, tokens, engine)
+        await straight(client, tokenizer, f"straight-{number + warm_up}", text, tokens, engine)
         if not number % 2:
             await through_gateway(connection, endpoint, body, gateway)
     connection.close()

@@ -31,8 +31,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     float32 on CPUs.
     """
     activation_bits: Literal[8, 16] = 8
-    """What activations are rounded to where they meet packed weights on a CPU: 8 is the fastest, 16 gives the answers of
-    float32 at nearly the same speed for a few streams and at 0.6 of it for long prompts and large batches.
+    """What activations are rounded to where they meet packed weights on a CPU: 8 is the fastest, 16 gives the answers
+    of float32 at nearly the same speed for a few streams and at 0.6 of it for long prompts and large batches.
     """
     kv_dtype: Dtype = "auto"
     """Type of the KV cache; auto is float16 for packed weights on a CPU and the activation type otherwise."""
