@@ -23,6 +23,7 @@ class FrontProtocol(HttpToolsProtocol):
     """HTTP/1.1 connections: bounded heads, no half-open connections, JSON for what is not HTTP, a transport to cut."""
 
     _head_bytes = 0
+    _head_open = False
     _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -30,6 +31,12 @@ class FrontProtocol(HttpToolsProtocol):
         super().connection_made(transport)  # type: ignore[arg-type]
         self.app_state = {**self.app_state, "transport": transport}
         self._await_head()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse; a head that came only in part may take so long and no longer."""
+        super().data_received(data)
+        if self._head_open:
+            self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop waiting."""
@@ -39,7 +46,7 @@ class FrontProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """A request begins."""
         self._head_bytes = 0
-        self._await_head()
+        self._head_open = True
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -78,6 +85,7 @@ class FrontProtocol(HttpToolsProtocol):
             self._head_timer = self.loop.call_later(HEAD_SECONDS, self._give_up)
 
     def _head_arrived(self) -> None:
+        self._head_open = False
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None

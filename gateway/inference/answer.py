@@ -59,9 +59,9 @@ class Answer:
     async def _work(self) -> None:
         try:
             if len(self._runs) == 1:
-                settlements = [await self._runs[0].drive()]
+                settlements = [await self._runs[0].drive(self.sink)]
             else:
-                settlements = await _all(self._runs)
+                settlements = await _all(self._runs, self.sink)
             self.cost = sum(settlement.cost for settlement in settlements)
             self.usage = usage(settlements, any(run.out_of_funds for run in self._runs))
             self.sink.finish(self.usage)
@@ -109,9 +109,9 @@ class Answer:
             callback()
 
 
-async def _all(runs: list[Run]) -> list[Settlement]:
+async def _all(runs: list[Run], sink: Sink) -> list[Settlement]:
     """Drive several runs at once; the first failure ends the others."""
-    tasks = [asyncio.create_task(run.drive()) for run in runs]
+    tasks = [asyncio.create_task(run.drive(sink)) for run in runs]
     try:
         return list(await asyncio.gather(*tasks))
     finally:

@@ -96,7 +96,8 @@ async def answer(services: Services, exchange: Exchange, parse: Callable[[bytes]
         named = ",".join(quote(name[:80], safe="[]._-") for name in ask.ignored)
         exchange.extra.append((b"x-ignored-parameters", named.encode("ascii")))
     model = services.catalogue.find(ask.request.model)
-    if model is None or model.price is None or not key.may_use(model.name):
+    price = None if model is None else model.price
+    if model is None or price is None or not key.may_use(model.name):
         raise errors.model_not_found(ask.request.model)
     now = round(services.clock() * 1e6)
     refused = key.limits.admit(now)
@@ -106,12 +107,11 @@ async def answer(services: Services, exchange: Exchange, parse: Callable[[bytes]
     if refused is not None:
         raise limits.refusal(refused)
     try:
-        admitted = await _admit(services, exchange, ask, model, key)
+        admitted = await _admit(services, exchange, ask, model, price, key)
     except BaseException:
         key.limits.release()
         raise
     admitted.on_end(key.limits.release)
-    price = model.price
     exchange.extra.append((b"x-price-version", price.id.encode("ascii")))
     admitted.start()
     if isinstance(admitted.sink, StreamSink):
@@ -125,8 +125,10 @@ async def answer(services: Services, exchange: Exchange, parse: Callable[[bytes]
         )
 
 
-async def _admit(services: Services, exchange: Exchange, ask: Ask, model: Model, key: KeyState) -> Answer:
-    """Tokenise, take places in the queue, hold money. Raises ApiError, ClientGone; then nothing is taken."""
+async def _admit(
+    services: Services, exchange: Exchange, ask: Ask, model: Model, price: PriceVersion, key: KeyState
+) -> Answer:
+    """Tokenise, take places in the queue, hold money, ask the engine. Raises ApiError; then nothing is taken."""
     if not model.client.connected:
         raise errors.unavailable(f"The engine that serves '{model.name}' is starting. Please retry shortly.")
     check_vocabulary(ask.request, model.tokenizer.vocab_size)
@@ -147,29 +149,15 @@ async def _admit(services: Services, exchange: Exchange, ask: Ask, model: Model,
             error.retry_after_s,
         ) from error
     try:
-        charges = await _hold(services, exchange, ask, model, key, prompts, params)
+        charges = await _hold(services, exchange, ask, model, price, key, prompts, params)
+        runs = _dispatch(services, exchange, ask, model, key, charges, prompts, params)
     except BaseException:
         model.capacity.leave(ticket, now, served=False)
         raise
-    meters = services.telemetry.model(model.name)
     created = int(time.time())
     sink = _sink(services, exchange, ask, model, n * len(prompts), created)
-    runs = [
-        Run(
-            model.client,
-            charge,
-            GenerateRequest(
-                request_id=charge.request_id, prompt_ids=prompt, params=asked, n=n, priority=0, salt=key.account_id
-            ),
-            sink,
-            index * n,
-            meters,
-            services.clock,
-            exchange.began,
-        )
-        for index, (charge, prompt, asked) in enumerate(zip(charges, prompts, params, strict=True))
-    ]
     admitted = Answer(runs, sink, created, services.limits.request_timeout_s)
+    meters = services.telemetry.model(model.name)
     services.answers.add(admitted)
     meters.in_flight += 1
 
@@ -188,13 +176,12 @@ async def _hold(
     exchange: Exchange,
     ask: Ask,
     model: Model,
+    price: PriceVersion,
     key: KeyState,
     prompts: list[list[int]],
     params: list[SamplingParams],
 ) -> list[Charge]:
     """Hold money for every prompt, or for none. Raises ApiError."""
-    price: PriceVersion | None = model.price
-    assert price is not None
     charges: list[Charge] = []
     try:
         for prompt, asked in zip(prompts, params, strict=True):
@@ -224,6 +211,41 @@ async def _hold(
             ) from error
         raise
     return charges
+
+
+def _dispatch(
+    services: Services,
+    exchange: Exchange,
+    ask: Ask,
+    model: Model,
+    key: KeyState,
+    charges: list[Charge],
+    prompts: list[list[int]],
+    params: list[SamplingParams],
+) -> list[Run]:
+    """Send every prompt to the engine, or none. Raises ApiError."""
+    n = ask.request.n or 1
+    meters = services.telemetry.model(model.name)
+    runs = [
+        Run(
+            model.client,
+            charge,
+            GenerateRequest(request_id=charge.request_id, prompt_ids=prompt, params=asked, n=n, salt=key.account_id),
+            index * n,
+            meters,
+            services.clock,
+            exchange.began,
+        )
+        for index, (charge, prompt, asked) in enumerate(zip(charges, prompts, params, strict=True))
+    ]
+    try:
+        for run in runs:
+            run.begin()
+    except ApiError:
+        for run in runs:
+            run.end("server_fault")
+        raise
+    return runs
 
 
 def _sink(services: Services, exchange: Exchange, ask: Ask, model: Model, choices: int, created: int) -> Sink:

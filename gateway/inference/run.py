@@ -36,7 +36,6 @@ class Run:
         engine: EngineClient,
         charge: Charge,
         request: GenerateRequest,
-        sink: Sink,
         first: int,
         meters: ModelMeters,
         clock: Callable[[], float],
@@ -46,11 +45,11 @@ class Run:
         self.charge = charge
         self._engine = engine
         self._request = request
-        self._sink = sink
         self._first = first
         self._meters = meters
         self._clock = clock
         self._began = began
+        self._sink: Sink
         self._generation: Generation | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._stop: Stop | None = None
@@ -72,14 +71,20 @@ class Run:
         """True when the answer was cut because the hold could not be extended."""
         return self._stop is Stop.INSUFFICIENT_QUOTA
 
-    async def drive(self) -> Settlement:
-        """Generate, write to the sink, settle. Raises ApiError when it failed; then it is settled, too."""
+    def begin(self) -> None:
+        """Send the request to the engine while its hold is on the way to the disk. Raises ApiError; then it is over."""
         try:
             generation = self._generation = self._engine.generate(self._request)
         except EngineError as error:
             self.charge.void(error.code)
             raise translate(error) from error
         generation.ended.add_done_callback(self._wake)
+
+    async def drive(self, sink: Sink) -> Settlement:
+        """Write to the sink what the engine generates, and settle. Raises ApiError when it failed, settled too."""
+        self._sink = sink
+        generation = self._generation
+        assert generation is not None, "driven before it was begun"
         try:
             await self._read(generation)
             counters = await generation.final()

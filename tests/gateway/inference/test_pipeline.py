@@ -9,7 +9,7 @@ from typing import Any
 
 import openai
 import pytest
-from sqlalchemy import update
+from sqlalchemy import create_engine, text, update
 
 from marketplace.keys import service as keys
 from marketplace.keys.tables import api_key
@@ -285,3 +285,16 @@ def test_a_new_price_is_offered_and_old_requests_keep_theirs(make_house: Any) ->
     old, new = house.usage()
     assert old[5] == PROMPT * 20 + 60 * 60
     assert new[5] == (PROMPT + 2) * 1000
+
+
+@pytest.mark.slow
+def test_the_same_on_postgresql(make_house: Any, postgres_url: str) -> None:
+    server = create_engine(postgres_url, isolation_level="AUTOCOMMIT")
+    with server.connect() as connection:
+        connection.execute(text("CREATE DATABASE front_door"))
+    server.dispose()
+    house = make_house(database_url=postgres_url.removesuffix("postgres") + "front_door")
+    answer = house.client().chat.completions.create(**CHAT)
+    list(house.client().chat.completions.create(stream=True, **CHAT))
+    assert [row[0] for row in house.usage()] == ["finished", "finished"]
+    assert house.usage()[0][4] == answer.usage.completion_tokens
