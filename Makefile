@@ -10,8 +10,9 @@ BIN := $(VENV)/bin
 .PHONY: serve test test-all lint bench clean
 
 $(BIN)/.serve: pyproject.toml
+	@echo "Installing into $(VENV): the first time this takes a few minutes …"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
 	@touch $@
 
 $(BIN)/.dev: pyproject.toml
