@@ -17,12 +17,12 @@ from typing import Protocol
 
 import orjson
 import torch
-from engine.core import EngineCore
 
 from benchmarks.rig import results
 from benchmarks.rig.machine import LoadMeter, wait_until_quiet
 from benchmarks.rig.peers import GGUF, LLAMA_PEER
 from engine.config import EngineConfig
+from engine.core import EngineCore
 from engine.sampling_params import SamplingParams
 from engine.wire import Progress, Refused, Submit, pack_tokens
 
