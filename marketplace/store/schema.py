@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import marketplace.auth.oauth_tables
 import marketplace.auth.tables
 import marketplace.events.tables
 import marketplace.http.tables
