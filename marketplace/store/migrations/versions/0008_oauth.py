@@ -15,9 +15,7 @@ def upgrade() -> None:
     op.create_table(
         "oauth_identity",
         sa.Column("issuer", sa.Text(), nullable=False, comment="iss of the tokens: an identity is its issuer's"),
-        sa.Column(
-            "subject", sa.Text(), nullable=False, comment="sub of the tokens: never changes, unlike the address"
-        ),
+        sa.Column("subject", sa.Text(), nullable=False, comment="sub of the tokens: never changes, unlike the address"),
         sa.Column("user_id", sa.Text(), nullable=False),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.ForeignKeyConstraint(["user_id"], ["users.id"], name=op.f("fk_oauth_identity_user_id")),
