@@ -14,6 +14,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+# Triton decides when it is first imported, which any test may cause, whether kernels run in its interpreter on a CPU.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
 # A loaded two-core machine makes wall-clock deadlines meaningless; the number of examples bounds the time instead.
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("default")

@@ -1,0 +1,1 @@
+"""The operations on NVIDIA GPUs, in Triton: importable only where triton is installed."""
