@@ -18,9 +18,11 @@ from marketplace.accounts.wire import (
     ExternalRequest,
     InfoAnswer,
     InfoRequest,
+    InfoTool,
     ListAnswer,
     ListRequestV1,
     ListRequestV2,
+    ListTool,
     RefundInfo,
     ServiceUsage,
     ServiceUsageInfo,
@@ -29,9 +31,9 @@ from marketplace.accounts.wire import (
     Whose,
 )
 from marketplace.http.errors import Code, Refusal
-from marketplace.http.operation import Call, Operation, Reads, Writes
+from marketplace.http.operation import Call, Operation, Reads, Tool, Writes
 from marketplace.http.pagination import read_cursor, write_cursor
-from marketplace.http.wire import write_instant
+from marketplace.http.wire import Json, write_instant
 from marketplace.ledger.book import InsufficientFundsError, LedgerError
 from marketplace.ledger.ledger import CreditInUseError
 from marketplace.store.db import ReadUnit, WriteUnit
@@ -118,6 +120,13 @@ def update_credit(call: Call, unit: WriteUnit, request: CreditRequest) -> Credit
         )
         updated.append(owner_id)
     return CreditAnswer(updated_ids=updated)
+
+
+def of_team(arguments: Json) -> Json:
+    """A request about the account that a tool's arguments mean."""
+    rest = {name: value for name, value in arguments.items() if name != "team_id"}
+    team_id = arguments.get("team_id")
+    return {**rest, "selector": "ByToken" if team_id is None else {"ByTeam": team_id}}
 
 
 def _account(call: Call, unit: ReadUnit, whose: Whose) -> str:
@@ -235,6 +244,12 @@ OPERATIONS: tuple[Operation[Any], ...] = (
             "unlimited": False,
         },
         errors=(Code.NOT_TEAM_MEMBER, Code.TEAM_NOT_FOUND),
+        tool=Tool(
+            name="get_account_info",
+            description="Balance, credit limit and what is held or spent per hour, of your account or of a team's.",
+            arguments=InfoTool,
+            body=of_team,
+        ),
     ),
     Operation(
         name="account.transactions_list",
@@ -261,6 +276,12 @@ OPERATIONS: tuple[Operation[Any], ...] = (
         example={"selector": "ByToken", "from": "2026-11-01T00:00:00Z", "to": "2026-11-21T00:00:00Z", "limit": 100},
         answer={"transactions": [_TRANSACTION], "next_cursor": None},
         errors=(Code.NOT_TEAM_MEMBER, Code.TEAM_NOT_FOUND),
+        tool=Tool(
+            name="list_transactions",
+            description="What was paid in, used, refunded and charged within a time range, newest first.",
+            arguments=ListTool,
+            body=of_team,
+        ),
     ),
     Operation(
         name="account.transactions_create_external",

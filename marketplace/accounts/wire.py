@@ -78,6 +78,21 @@ class ListRequestV2(ListRequestV1):
     until: InstantIn | None = Field(default=None, alias="to")
 
 
+class InfoTool(Wire):
+    """Whose account, to a language model."""
+
+    team_id: Annotated[Id | None, Field(description="a team that you belong to; without it, your own account")] = None
+
+
+class ListTool(InfoTool):
+    """Which transactions, to a language model."""
+
+    since: Annotated[InstantIn | None, Field(alias="from", description="by default 30 days before `to`")] = None
+    until: Annotated[InstantIn | None, Field(alias="to", description="exclusive; by default now")] = None
+    limit: Limit = 20
+    cursor: Annotated[CursorText | None, Field(description="`next_cursor` of the page before")] = None
+
+
 class ServiceUsage(Wire):
     """What one key used of one model in one settlement."""
 

@@ -40,9 +40,18 @@ class Threads:
 
     def of(self, operation: Operation[Any]) -> CapacityLimiter:
         """The limiter of an operation."""
-        if self._plain is None or self._hashing is None:
-            self._plain, self._hashing = CapacityLimiter(THREADS), CapacityLimiter(HASHING_THREADS)
-        return self._hashing if operation.rate == "login" else self._plain
+        if operation.rate != "login":
+            return self.plain
+        if self._hashing is None:
+            self._hashing = CapacityLimiter(HASHING_THREADS)
+        return self._hashing
+
+    @property
+    def plain(self) -> CapacityLimiter:
+        """The limiter of what does not hash."""
+        if self._plain is None:
+            self._plain = CapacityLimiter(THREADS)
+        return self._plain
 
 
 class Endpoint:

@@ -15,7 +15,7 @@ from sqlalchemy.exc import OperationalError
 from marketplace.http import idempotency, versions
 from marketplace.http.envelope import VERSION_HEADER, Parcel, pack, unpack
 from marketplace.http.errors import Code, Refusal, render
-from marketplace.http.limits import RATES, Verdict
+from marketplace.http.limits import RATES, RateClass, Verdict
 from marketplace.http.operation import Call, Context, Operation, Reads, Writes, rate_limited
 from marketplace.http.principal import Principal, resolve
 from marketplace.store.db import WriteUnit
@@ -64,6 +64,16 @@ class Desk:
         """Answer what never became a call: no such path, a body beyond its bound."""
         return _refused(refusal, self.new_request_id(), {}, None)
 
+    def caller(self, incoming: Incoming) -> Principal | Outgoing:
+        """Say who calls, where no operation is named yet; for nobody, the answer to send. Counted like a read."""
+        try:
+            return self._identify(incoming, "read", self._context.clock(), {})
+        except Refusal as refusal:
+            return self.refuse(refusal)
+        except OperationalError:
+            log.exception("the database does not answer")
+            return self.refuse(_busy())
+
     def serve(self, operation: Operation[Any], incoming: Incoming) -> Outgoing:
         """Answer a request; never raises."""
         now = self._context.clock()
@@ -77,8 +87,7 @@ class Desk:
             return _refused(refusal, request_id, headers, shown)
         except OperationalError:
             log.exception("request %s: the database does not answer", request_id)
-            wait = Refusal(Code.SERVICE_UNAVAILABLE, "Try again in a moment.", headers=(("Retry-After", "2"),))
-            return _refused(wait, request_id, headers, shown)
+            return _refused(_busy(), request_id, headers, shown)
         except Exception:  # supervision boundary: a defect of ours must not look like a broken connection
             log.exception("request %s (%s) failed", request_id, operation.name)
             ours = Refusal(Code.INTERNAL_ERROR, "The server had an error while processing your request.")
@@ -119,28 +128,11 @@ class Desk:
         self, operation: Operation[Any], incoming: Incoming, now: int, headers: dict[str, str]
     ) -> Principal | None:
         """Return the caller, counted and allowed. Credentials that fail count against the address that sent them."""
-        context = self._context
-        principal, refusal = None, None
-        if operation.permission is not None:
-            try:
-                with context.database.read() as unit:
-                    principal = resolve(
-                        unit,
-                        incoming.headers,
-                        pepper=context.pepper,
-                        vault=context.vault,
-                        now=now,
-                        address=incoming.address,
-                    )
-            except Refusal as error:
-                refusal = error
-        who = f"address {incoming.address}" if principal is None else f"{principal.kind} {principal.id}"
-        verdict = context.limits.take(f"{operation.rate} {who}", RATES[operation.rate], now)
-        _tell(verdict, headers)
-        if not verdict.admitted:
-            raise rate_limited(verdict.retry_after_s)
-        if refusal is not None:
-            raise refusal
+        principal = None
+        if operation.permission is None:
+            self._count(operation.rate, f"address {incoming.address}", now, headers)
+        else:
+            principal = self._identify(incoming, operation.rate, now, headers)
         if principal is not None:
             if principal.credential not in operation.credentials:
                 usable = ", ".join(sorted(operation.credentials))
@@ -148,6 +140,32 @@ class Desk:
             if operation.permission not in principal.permissions:
                 raise Refusal(Code.PERMISSION_DENIED, f"You lack the permission {operation.permission}.")
         return principal
+
+    def _identify(self, incoming: Incoming, rate: RateClass, now: int, headers: dict[str, str]) -> Principal:
+        """Return who calls, counted. Refusal: RateLimited; what `resolve` refuses, counted too."""
+        context = self._context
+        try:
+            with context.database.read() as unit:
+                principal = resolve(
+                    unit,
+                    incoming.headers,
+                    pepper=context.pepper,
+                    vault=context.vault,
+                    now=now,
+                    address=incoming.address,
+                )
+        except Refusal:
+            self._count(rate, f"address {incoming.address}", now, headers)
+            raise
+        self._count(rate, f"{principal.kind} {principal.id}", now, headers)
+        return principal
+
+    def _count(self, rate: RateClass, who: str, now: int, headers: dict[str, str]) -> None:
+        """Take one request out of a caller's bucket, and tell how many are left. Refusal: RateLimited."""
+        verdict = self._context.limits.take(f"{rate} {who}", RATES[rate], now)
+        _tell(verdict, headers)
+        if not verdict.admitted:
+            raise rate_limited(verdict.retry_after_s)
 
     def _run(self, operation: Operation[Any], call: Call, request: BaseModel) -> BaseModel | None:
         handler, database = operation.handler, self._context.database
@@ -236,6 +254,10 @@ def _tell(verdict: Verdict, headers: dict[str, str]) -> None:
     headers["RateLimit-Limit"] = str(verdict.limit)
     headers["RateLimit-Remaining"] = str(verdict.remaining)
     headers["RateLimit-Reset"] = str(verdict.reset_s)
+
+
+def _busy() -> Refusal:
+    return Refusal(Code.SERVICE_UNAVAILABLE, "Try again in a moment.", headers=(("Retry-After", "2"),))
 
 
 def _refused(refusal: Refusal, request_id: str, headers: Mapping[str, str], version: str | None) -> Outgoing:

@@ -28,6 +28,7 @@ class Code(StrEnum):
     INSUFFICIENT_FUNDS = "InsufficientFunds"
     PERMISSION_DENIED = "PermissionDenied"
     CREDENTIALS_NOT_PERMITTED = "CredentialsNotPermitted"
+    ORIGIN_NOT_ALLOWED = "OriginNotAllowed"
     NOT_TEAM_MEMBER = "NotTeamMember"
     NOT_FOUND = "NotFound"
     KEY_NOT_FOUND = "KeyNotFound"
@@ -70,6 +71,7 @@ _STATUS: dict[Code, int] = {
     Code.INSUFFICIENT_FUNDS: HTTPStatus.PAYMENT_REQUIRED,
     Code.PERMISSION_DENIED: HTTPStatus.FORBIDDEN,
     Code.CREDENTIALS_NOT_PERMITTED: HTTPStatus.FORBIDDEN,
+    Code.ORIGIN_NOT_ALLOWED: HTTPStatus.FORBIDDEN,
     Code.NOT_TEAM_MEMBER: HTTPStatus.FORBIDDEN,
     Code.NOT_FOUND: HTTPStatus.NOT_FOUND,
     Code.KEY_NOT_FOUND: HTTPStatus.NOT_FOUND,

@@ -13,6 +13,7 @@ from marketplace.http.errors import Code, Refusal
 from marketplace.http.limits import Buckets, Rate, RateClass
 from marketplace.http.principal import EVERY_CREDENTIAL, Credential, Principal
 from marketplace.http.versions import ALL
+from marketplace.http.wire import Json
 from marketplace.store.db import Clock, Database, ReadUnit, WriteUnit
 from marketplace.store.ids import Random
 from marketplace.store.vault import Vault
@@ -33,6 +34,8 @@ class Context:
     random: Random
     limits: Buckets
     platform: str = "Headrace"
+    public_url: str = "http://127.0.0.1:8000"
+    """where clients reach this server, without a slash at the end"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +110,20 @@ class Steps(Generic[Q]):
     run: Callable[[Call, Q], BaseModel | None]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """How an operation appears to MCP clients. What it returns is what the operation answers."""
+
+    name: str
+    description: str
+    """what it is for, to a language model"""
+    arguments: type[BaseModel]
+    body: Callable[[Json], Json] = dict
+    """the body of a request to the operation, from arguments that are valid"""
+    destructive: bool = False
+    """whether it may end or lose something; clients then ask their user first"""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Operation(Generic[Q]):
     """One management operation. Routes, documents, capabilities and tests are made from these rows alone."""
@@ -134,6 +151,8 @@ class Operation(Generic[Q]):
     """what it may be answered with"""
     errors: tuple[Code, ...] = ()
     """codes beyond those that every operation has"""
+    tool: Tool | None = None
+    """the MCP tool that calls it, where it has one"""
 
     def __post_init__(self) -> None:
         assert not self.idempotent or isinstance(self.handler, Writes), f"{self.name}: only writes are idempotent"
