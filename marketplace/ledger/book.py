@@ -15,6 +15,8 @@ from marketplace.ledger.chain import Posting
 from marketplace.ledger.money import MAX_AMOUNT, check_amount
 
 CUSTOMER = "customer"
+FUNDING = frozenset({"clearing", "promo_expense"})
+"""Kinds of platform accounts that funds come from. What moves without them is paid for use, or gives that back."""
 
 
 class LedgerError(Exception):
@@ -62,6 +64,7 @@ class Account:
     unlimited: bool
     entries: int
     version: int
+    spent: int
     changed: bool = False
 
     @property
@@ -94,6 +97,7 @@ class Account:
             "id": self.id,
             "posted": self.posted,
             "held": self.held,
+            "spent": self.spent,
             "entries": self.entries,
             "version": self.version,
         }
@@ -134,6 +138,7 @@ def post(
             "memo": memo,
         }
     )
+    brings_funds = any(name in accounts and accounts[name].kind in FUNDING for name, _ in entries)
     for seq, (account_id, amount) in enumerate(entries):
         account = accounts.get(account_id)
         if account is None:
@@ -144,6 +149,8 @@ def post(
             raise InsufficientFundsError(account_id, -amount, account.available)
         check_amount(amount)
         account.posted += amount
+        if account.kind == CUSTOMER and not brings_funds:
+            account.spent -= amount
         account.entries += 1
         account.changed = True
         # Platform accounts collect what all customers spend and may outgrow one customer's bound, never 64 bits.

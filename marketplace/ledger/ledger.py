@@ -33,7 +33,7 @@ _KINDS = {
     ROUNDING: "rounding",
 }
 
-_CHANGING = ("posted", "held", "entries", "version")
+_CHANGING = ("posted", "held", "spent", "entries", "version")
 
 
 class IdempotencyConflictError(LedgerError):
@@ -102,6 +102,7 @@ def _new_row(account_id: str, kind: str, now: int, *, owner_kind: str, owner_id:
         "credit_limit": 0,
         "unlimited": False,
         "entries": 0,
+        "spent": 0,
         "version": 1,
         "epoch": 0,
         "created_at": now,
@@ -120,6 +121,7 @@ def lock_accounts(unit: WriteUnit, account_ids: Collection[str]) -> dict[str, Ac
             account.c.unlimited,
             account.c.entries,
             account.c.version,
+            account.c.spent,
         )
         .where(account.c.id.in_(sorted(account_ids)))
         .order_by(account.c.id)

@@ -38,6 +38,7 @@ account = Table(
     Column("unlimited", Boolean, nullable=False),
     Column("entries", BigInteger, nullable=False, comment="number of entries; the ordinal of the last one"),
     Column("version", BigInteger, nullable=False, comment="rises with every change of the row"),
+    Column("spent", BigInteger, nullable=False, server_default="0", comment="what was paid for use, less refunds"),
     Column("epoch", BigInteger, nullable=False, comment="accounts epoch of the last change that no journal made"),
     Column("created_at", BigInteger, nullable=False),
     CheckConstraint("held >= 0", name="held_not_negative"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, CheckConstraint, Column, ForeignKey, Table, Text
+from sqlalchemy import BigInteger, CheckConstraint, Column, ForeignKey, Index, Table, Text, text
 
 from marketplace.store.base import metadata
 
@@ -18,5 +18,14 @@ users = Table(
     Column("account_id", Text, ForeignKey("account.id"), nullable=False),
     Column("created_at", BigInteger, nullable=False),
     Column("last_login_at", BigInteger, nullable=True),
+    Column("email_verified_at", BigInteger, nullable=True, comment="null until the address is known to be theirs"),
+    Column("erased_at", BigInteger, nullable=True, comment="since when it names nobody"),
     CheckConstraint("role IN ('admin', 'readonly_admin', 'provider', 'user')", name="role_known"),
+)
+Index(
+    "ix_users_living",
+    users.c.created_at,
+    users.c.id,
+    sqlite_where=text("erased_at IS NULL"),
+    postgresql_where=text("erased_at IS NULL"),
 )

@@ -1,0 +1,1 @@
+"""Providers: the companies whose machines are in the pool, and their people."""
