@@ -13,8 +13,10 @@ import msgspec
 from sqlalchemy import Row, Select, insert, select, update
 
 from marketplace.http.pagination import newest_first
+from marketplace.keys.budgets import DEFAULT_PERIOD, BudgetPeriod
 from marketplace.keys.rules import KeyKind, KeySecret, digest, new_secret
 from marketplace.keys.tables import api_key
+from marketplace.ledger.money import MAX_AMOUNT
 from marketplace.store import epochs
 from marketplace.store.db import ReadUnit, WriteUnit
 from marketplace.store.ids import Random, new_id
@@ -41,11 +43,23 @@ class KeyRow(msgspec.Struct, frozen=True, kw_only=True):
     allowed_models: tuple[str, ...] | None = None
     allowed_addresses: tuple[str, ...] | None = None
     budget: int | None = None
-    budget_period: str | None = None
+    """nano-units for each `budget_period`"""
+    budget_period: BudgetPeriod | None = None
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     max_concurrency: int | None = None
     active: bool = True
+    lineage: str | None = None
+    """first of the keys that replaced one another; None for one that replaced none"""
+    service: str | None = None
+    """what a service's key may charge for"""
+    provider: str | None = None
+    """name of the provider that a node's or service's key belongs to"""
+
+    @property
+    def spender(self) -> str:
+        """Who a budget is counted for: this key, and those that it replaced."""
+        return self.lineage or self.id
 
     def __repr__(self) -> str:
         """Leave the digest out: it has no place in a log."""
@@ -60,6 +74,10 @@ class KeyNameError(ValueError):
     """A key's name is empty or too long."""
 
 
+class BudgetError(ValueError):
+    """A budget is not an amount above zero."""
+
+
 class KeySettings(msgspec.Struct, frozen=True, kw_only=True):
     """What may be changed on a key. A field that is UNSET stays as it is; None takes a limit away."""
 
@@ -68,7 +86,10 @@ class KeySettings(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: int | msgspec.UnsetType | None = msgspec.UNSET
     allowed_models: tuple[str, ...] | msgspec.UnsetType | None = msgspec.UNSET
     allowed_addresses: tuple[str, ...] | msgspec.UnsetType | None = msgspec.UNSET
+    budget: int | msgspec.UnsetType | None = msgspec.UNSET
+    budget_period: BudgetPeriod | msgspec.UnsetType = msgspec.UNSET
     requests_per_minute: int | msgspec.UnsetType | None = msgspec.UNSET
+    tokens_per_minute: int | msgspec.UnsetType | None = msgspec.UNSET
     max_concurrency: int | msgspec.UnsetType | None = msgspec.UNSET
 
 
@@ -86,15 +107,23 @@ def create(
     expires_at: int | None = None,
     allowed_models: Collection[str] | None = None,
     allowed_addresses: Collection[str] | None = None,
+    budget: int | None = None,
+    budget_period: BudgetPeriod | None = None,
     requests_per_minute: int | None = None,
+    tokens_per_minute: int | None = None,
     max_concurrency: int | None = None,
     active: bool = True,
+    lineage: str | None = None,
+    service: str | None = None,
+    provider: str | None = None,
 ) -> tuple[KeyRow, KeySecret]:
     """Make a key and return its row and its secret. The secret exists nowhere else afterwards.
 
-    KeyNameError for a name that is empty or longer than MAX_NAME characters.
+    A budget is in nano-units; without a period it is for all time. KeyNameError for a name that is empty or longer
+    than MAX_NAME characters; BudgetError.
     """
     _check_name(name)
+    _check_budget(budget)
     secret = new_secret(kind, random)
     row = KeyRow(
         id=new_id(now, random),
@@ -109,9 +138,15 @@ def create(
         expires_at=expires_at,
         allowed_models=None if allowed_models is None else tuple(sorted(allowed_models)),
         allowed_addresses=None if allowed_addresses is None else tuple(sorted(allowed_addresses)),
+        budget=budget,
+        budget_period=None if budget is None else budget_period or DEFAULT_PERIOD,
         requests_per_minute=requests_per_minute,
+        tokens_per_minute=tokens_per_minute,
         max_concurrency=max_concurrency,
         active=active,
+        lineage=lineage,
+        service=service,
+        provider=provider,
     )
     unit.execute(insert(api_key).values(_columns(msgspec.structs.asdict(row))))
     epochs.bump(unit, epochs.KEYS)
@@ -119,11 +154,20 @@ def create(
 
 
 def change(unit: WriteUnit, key_id: str, settings: KeySettings) -> KeyRow:
-    """Change what a key may do and return it as it is then. UnknownKeyError, KeyNameError."""
+    """Change what a key may do and return it as it is then. UnknownKeyError, KeyNameError, BudgetError.
+
+    A budget that is taken away takes its period along; a period without a budget says nothing and is not kept.
+    """
     values = {name: value for name, value in msgspec.structs.asdict(settings).items() if value is not msgspec.UNSET}
     if "name" in values:
         _check_name(values["name"])
     usable = (api_key.c.id == key_id, api_key.c.revoked_at.is_(None))
+    if "budget" in values or "budget_period" in values:
+        _check_budget(values.get("budget"))
+        before = unit.select(select(api_key.c.budget, api_key.c.budget_period).where(*usable)).one_or_none()
+        if before is not None:
+            period = values.get("budget_period", before.budget_period or DEFAULT_PERIOD)
+            values["budget_period"] = None if values.get("budget", before.budget) is None else period
     if values:
         unit.execute(update(api_key).where(*usable).values(_columns(values)))
         epochs.bump(unit, epochs.KEYS)
@@ -144,7 +188,7 @@ def rotate(
     created_by: str | None = None,
 ) -> tuple[KeyRow, KeySecret]:
     """Make a key like `old`, with the same expiry; `old` still works for `overlap` µs, never longer than it would
-    have."""
+    have. What was spent of a budget stays spent: both count for one."""
     end = now + overlap if old.expires_at is None else min(old.expires_at, now + overlap)
     change(unit, old.id, KeySettings(expires_at=end))
     row, secret = create(
@@ -160,9 +204,15 @@ def rotate(
         expires_at=old.expires_at,
         allowed_models=old.allowed_models,
         allowed_addresses=old.allowed_addresses,
+        budget=old.budget,
+        budget_period=old.budget_period,
         requests_per_minute=old.requests_per_minute,
+        tokens_per_minute=old.tokens_per_minute,
         max_concurrency=old.max_concurrency,
         active=old.active,
+        lineage=old.spender,
+        service=old.service,
+        provider=old.provider,
     )
     return row, secret
 
@@ -175,6 +225,16 @@ def revoke(unit: WriteUnit, key_id: str, *, now: int) -> None:
     if changed.rowcount == 0:
         raise UnknownKeyError(f"no usable key {key_id}")
     epochs.bump(unit, epochs.KEYS)
+
+
+def revoke_all(unit: WriteUnit, owner_id: str, *, now: int) -> int:
+    """Make every key of an owner unusable for ever; returns how many there were."""
+    changed = unit.execute(
+        update(api_key).where(api_key.c.owner_id == owner_id, api_key.c.revoked_at.is_(None)).values(revoked_at=now)
+    )
+    if changed.rowcount:
+        epochs.bump(unit, epochs.KEYS)
+    return int(changed.rowcount)
 
 
 def find_own(unit: ReadUnit, key_id: str, owner_id: str) -> KeyRow:
@@ -251,6 +311,11 @@ def _columns(values: dict[str, Any]) -> dict[str, Any]:
         name: msgspec.json.encode(value).decode() if name in _LISTS and value is not None else value
         for name, value in values.items()
     }
+
+
+def _check_budget(budget: int | None) -> None:
+    if budget is not None and not 0 < budget <= MAX_AMOUNT:
+        raise BudgetError("a budget is an amount above zero")
 
 
 def _check_name(name: str) -> None:

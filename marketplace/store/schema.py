@@ -10,6 +10,7 @@ import marketplace.keys.tables
 import marketplace.ledger.tables
 import marketplace.providers.tables
 import marketplace.store.epochs
+import marketplace.teams.tables
 import marketplace.users.tables  # noqa: F401
 from marketplace.store.base import metadata
 
