@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints
 
+from marketplace.accounts.activity import Summary
 from marketplace.http.pagination import DEFAULT_LIMIT
 from marketplace.http.wire import Cents, CentsIn, CursorText, Id, Instant, InstantIn, Limit, Wire
 
@@ -61,6 +62,29 @@ class InfoAnswer(Wire):
     current_cost_per_hour: Cents
     credit_limit: Cents
     unlimited: bool
+
+
+class AccountSummary(Wire):
+    """An account at a glance, in lists of people and of teams."""
+
+    balance: Cents
+    credit_limit: Cents
+    is_unlimited: bool
+    total_spent: Cents
+    """what was paid for use, less refunds"""
+    instance_count: int
+    """machines that are not over"""
+
+    @classmethod
+    def of(cls, summary: Summary) -> AccountSummary:
+        """The summary in its wire form."""
+        return cls(
+            balance=summary.balance,
+            credit_limit=summary.credit_limit,
+            is_unlimited=summary.unlimited,
+            total_spent=summary.total_spent,
+            instance_count=summary.instance_count,
+        )
 
 
 class ListRequestV1(Wire):
