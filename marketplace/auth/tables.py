@@ -1,8 +1,9 @@
-"""Tables of signing in: keys that sign session tokens, sessions, second factors, half-finished logins."""
+"""Tables of signing in: keys that sign session tokens, sessions, second factors, half-finished logins, tokens sent by
+mail."""
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Column, ForeignKey, Index, LargeBinary, Table, Text
+from sqlalchemy import BigInteger, CheckConstraint, Column, ForeignKey, Index, LargeBinary, Table, Text
 
 from marketplace.store.base import metadata
 
@@ -47,3 +48,16 @@ partial_login = Table(
     Column("tries", BigInteger, nullable=False),
 )
 Index("ix_partial_login_expires", partial_login.c.expires_at)
+
+email_token = Table(
+    "email_token",
+    metadata,
+    Column("digest", LargeBinary, primary_key=True, comment="SHA-256 of the token"),
+    Column("user_id", Text, ForeignKey("users.id"), nullable=False),
+    Column("purpose", Text, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("expires_at", BigInteger, nullable=False),
+    CheckConstraint("purpose IN ('verify', 'reset')", name="purpose_known"),
+)
+Index("ix_email_token_user", email_token.c.user_id, email_token.c.purpose)
+Index("ix_email_token_expires", email_token.c.expires_at)

@@ -35,6 +35,8 @@ class Context:
     limits: Buckets
     platform: str = "Headrace"
     public_url: str = "http://127.0.0.1:8000"
+    """where people reach this server; what links in mails begin with"""
+    public_url: str = "http://127.0.0.1:8000"
     """where clients reach this server, without a slash at the end"""
 
 

@@ -8,6 +8,7 @@ import marketplace.events.tables
 import marketplace.http.tables
 import marketplace.keys.tables
 import marketplace.ledger.tables
+import marketplace.notify.tables
 import marketplace.providers.tables
 import marketplace.store.epochs
 import marketplace.teams.tables

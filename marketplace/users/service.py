@@ -24,6 +24,8 @@ class User(msgspec.Struct, frozen=True, kw_only=True):
     account_id: str
     created_at: int
     last_login_at: int | None = None
+    email_verified_at: int | None = None
+    """since when the address is known to be theirs; without it they do not sign in with a password"""
 
     def __repr__(self) -> str:
         """Leave the hash out."""
@@ -44,8 +46,10 @@ def create(
     random: Random,
     name: str = "",
     unlimited: bool = False,
+    verified: bool = False,
 ) -> User:
-    """Add a person and open their account. EmailError, EmailTakenError. The hash was made before the unit began."""
+    """Add a person and open their account. EmailError, EmailTakenError. The hash was made before the unit began.
+    `verified` says that the address is known to be theirs."""
     key = email_key(email)
     if unit.select(select(users.c.id).where(users.c.email_key == key)).one_or_none() is not None:
         raise EmailTakenError("this address is taken")
@@ -61,6 +65,7 @@ def create(
         password_hash=password_hash,
         account_id=account_id,
         created_at=now,
+        email_verified_at=now if verified else None,
     )
     unit.execute(insert(users).values(email_key=key, **msgspec.structs.asdict(user)))
     return user
@@ -74,7 +79,14 @@ def create_first_admin(
     if unit.select(select(func.count()).select_from(users)).scalar_one():
         return None
     return create(
-        unit, email=email, role="admin", password_hash=password_hash, now=now, random=random, unlimited=unlimited
+        unit,
+        email=email,
+        role="admin",
+        password_hash=password_hash,
+        now=now,
+        random=random,
+        unlimited=unlimited,
+        verified=True,
     )
 
 
@@ -91,6 +103,14 @@ def find(unit: ReadUnit, user_id: str) -> User | None:
 def note_login(unit: WriteUnit, user_id: str, now: int) -> None:
     """Remember when a person last signed in."""
     unit.execute(update(users).where(users.c.id == user_id).values(last_login_at=now))
+
+
+def mark_verified(unit: WriteUnit, user_id: str, now: int) -> bool:
+    """Remember that the address is known to be the person's; True the first time only."""
+    changed = unit.execute(
+        update(users).where(users.c.id == user_id, users.c.email_verified_at.is_(None)).values(email_verified_at=now)
+    )
+    return changed.rowcount == 1
 
 
 def set_password(unit: WriteUnit, user_id: str, password_hash: str, *, instead_of: str) -> bool:
@@ -118,6 +138,7 @@ def _one(unit: ReadUnit, condition: ColumnElement[bool]) -> User | None:
         users.c.account_id,
         users.c.created_at,
         users.c.last_login_at,
+        users.c.email_verified_at,
     )
     row = unit.select(wanted.where(condition).order_by(users.c.created_at, users.c.id).limit(1)).one_or_none()
     return None if row is None else User(**row._mapping)
