@@ -39,6 +39,7 @@ from gateway.telemetry import CONTENT_TYPE, Telemetry
 from marketplace.http import app as management
 from marketplace.http.limits import Buckets
 from marketplace.http.operation import Context
+from marketplace.mcp import McpEndpoint
 from marketplace.operations import TABLE
 from marketplace.store.db import Database
 from marketplace.store.ids import new_id
@@ -91,6 +92,7 @@ class Gateway:
         self._paths = paths
         self._database: Database | None = None
         self._management: Context
+        self._mcp: McpEndpoint
         self._model = model
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenise")
         self._tasks: list[asyncio.Task[None]] = []
@@ -118,6 +120,8 @@ class Gateway:
             random=os.urandom,
             limits=Buckets(),
         )
+        self._mcp = McpEndpoint(TABLE, self._management, self._observe)
+        await self._mcp.start()
         self.metering = await Metering.start(self._paths.journal, database, clock=wall_us, monotonic=monotonic_us)
         self._started = True
         await asyncio.to_thread(self.keys.load)
@@ -154,6 +158,8 @@ class Gateway:
             if not await self.metering.close(SETTLE_S):
                 log.warning("the ledger does not have everything yet; the journal keeps it for the next start")
             self.keys.stop()
+        if hasattr(self, "_mcp"):
+            await self._mcp.stop()
         await self.replica.stop(drain_s)
         self._threads.shutdown(wait=False, cancel_futures=True)
         if self._database is not None:
@@ -219,6 +225,7 @@ class Gateway:
             endpoint("/readyz", GET=ready),
             endpoint("/metrics", GET=metrics),
             *management.routes(TABLE, self._management, self._observe),
+            self._mcp.route(),
         ]
         methods = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT")
         unknown = Endpoint("unknown", dict.fromkeys(methods, not_found), self.telemetry, services.new_id)

@@ -90,7 +90,7 @@ class McpEndpoint:
             return
         if refused is not None:
             self._observe(PATH, refused.status)
-            await write(send, refused)
+            await write(send, _as_message(refused))
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> Outgoing | None:
         """Hand the message to the package, or return why not."""
@@ -203,6 +203,15 @@ def _result(answer: Outgoing) -> types.CallToolResult:
     error = told["error"]
     text = f"{error['code']}: {error['message']}"
     return types.CallToolResult(content=[types.TextContent(text=text)], structured_content=told, is_error=True)
+
+
+def _as_message(refused: Outgoing) -> Outgoing:
+    """The answer as a message of the protocol, which clients show: they do not look into other bodies. Its id is null,
+    because the message was not read."""
+    error = json.loads(refused.body)["error"]
+    shown = types.ErrorData(code=types.INVALID_REQUEST, message=f"{error['code']}: {error['message']}", data=error)
+    body = {"jsonrpc": "2.0", "id": None, "error": shown.model_dump(by_alias=True)}
+    return Outgoing(refused.status, refused.headers, json.dumps(body).encode())
 
 
 def _origin(url: str) -> tuple[str, str, int | None] | None:

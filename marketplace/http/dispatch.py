@@ -65,9 +65,10 @@ class Desk:
         return _refused(refusal, self.new_request_id(), {}, None)
 
     def caller(self, incoming: Incoming) -> Principal | Outgoing:
-        """Say who calls, where no operation is named yet; for nobody, the answer to send. Counted like a read."""
+        """Say who calls, where no operation is named yet; for nobody, the answer to send. Counted like a read, apart
+        from the reads themselves."""
         try:
-            return self._identify(incoming, "read", self._context.clock(), {})
+            return self._identify(incoming, "read", self._context.clock(), {}, bucket="door")
         except Refusal as refusal:
             return self.refuse(refusal)
         except OperationalError:
@@ -130,9 +131,9 @@ class Desk:
         """Return the caller, counted and allowed. Credentials that fail count against the address that sent them."""
         principal = None
         if operation.permission is None:
-            self._count(operation.rate, f"address {incoming.address}", now, headers)
+            self._count(operation.rate, f"{operation.rate} address {incoming.address}", now, headers)
         else:
-            principal = self._identify(incoming, operation.rate, now, headers)
+            principal = self._identify(incoming, operation.rate, now, headers, bucket=operation.rate)
         if principal is not None:
             if principal.credential not in operation.credentials:
                 usable = ", ".join(sorted(operation.credentials))
@@ -141,7 +142,9 @@ class Desk:
                 raise Refusal(Code.PERMISSION_DENIED, f"You lack the permission {operation.permission}.")
         return principal
 
-    def _identify(self, incoming: Incoming, rate: RateClass, now: int, headers: dict[str, str]) -> Principal:
+    def _identify(
+        self, incoming: Incoming, rate: RateClass, now: int, headers: dict[str, str], *, bucket: str
+    ) -> Principal:
         """Return who calls, counted. Refusal: RateLimited; what `resolve` refuses, counted too."""
         context = self._context
         try:
@@ -155,14 +158,14 @@ class Desk:
                     address=incoming.address,
                 )
         except Refusal:
-            self._count(rate, f"address {incoming.address}", now, headers)
+            self._count(rate, f"{bucket} address {incoming.address}", now, headers)
             raise
-        self._count(rate, f"{principal.kind} {principal.id}", now, headers)
+        self._count(rate, f"{bucket} {principal.kind} {principal.id}", now, headers)
         return principal
 
-    def _count(self, rate: RateClass, who: str, now: int, headers: dict[str, str]) -> None:
-        """Take one request out of a caller's bucket, and tell how many are left. Refusal: RateLimited."""
-        verdict = self._context.limits.take(f"{rate} {who}", RATES[rate], now)
+    def _count(self, rate: RateClass, bucket: str, now: int, headers: dict[str, str]) -> None:
+        """Take one request out of a bucket, and tell how many are left. Refusal: RateLimited."""
+        verdict = self._context.limits.take(bucket, RATES[rate], now)
         _tell(verdict, headers)
         if not verdict.admitted:
             raise rate_limited(verdict.retry_after_s)

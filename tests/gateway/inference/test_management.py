@@ -67,3 +67,14 @@ def test_the_document_and_unknown_paths(make_house: MakeHouse) -> None:
     assert unknown.status == 404 and json.loads(unknown.body)["error"]["code"] == "NotFound"
     metrics = house.ask(house.headed(method="GET", path="/metrics", body=b"")).body.decode()
     assert 'headrace_requests_total{route="/api",status="404"}' in metrics
+
+
+def test_mcp_is_mounted_beside_them(make_house: MakeHouse) -> None:
+    house = make_house()
+    question = b'{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "get_account_info"}}'
+    headers = ["accept: application/json", "content-type: application/json", f"x-api-key: {house.key}"]
+    answer = json.loads(house.ask(house.headed(*headers, path="/mcp", body=question)).body)
+    assert answer["result"]["structuredContent"]["balance"] == 1000
+    assert house.ask(house.headed(*headers[:2], path="/mcp", body=question)).status == 401
+    metrics = house.ask(house.headed(method="GET", path="/metrics", body=b"")).body.decode()
+    assert 'headrace_requests_total{route="/mcp",status="200"} 1' in metrics
