@@ -34,9 +34,14 @@ class Code(StrEnum):
     KEY_NOT_FOUND = "KeyNotFound"
     USER_NOT_FOUND = "UserNotFound"
     TEAM_NOT_FOUND = "TeamNotFound"
+    PROVIDER_NOT_FOUND = "ProviderNotFound"
     METHOD_NOT_ALLOWED = "MethodNotAllowed"
     REQUEST_TIMEOUT = "RequestTimeout"
     CREDIT_IN_USE = "CreditInUse"
+    EMAIL_EXISTS = "EmailExists"
+    PROVIDER_NAME_EXISTS = "ProviderNameExists"
+    OTHER_PROVIDER = "OtherProvider"
+    USER_PROTECTED = "UserProtected"
     IDEMPOTENCY_KEY_REUSED = "IdempotencyKeyReused"
     TOTP_ALREADY_ENABLED = "TotpAlreadyEnabled"
     BODY_TOO_LARGE = "BodyTooLarge"
@@ -77,9 +82,14 @@ _STATUS: dict[Code, int] = {
     Code.KEY_NOT_FOUND: HTTPStatus.NOT_FOUND,
     Code.USER_NOT_FOUND: HTTPStatus.NOT_FOUND,
     Code.TEAM_NOT_FOUND: HTTPStatus.NOT_FOUND,
+    Code.PROVIDER_NOT_FOUND: HTTPStatus.NOT_FOUND,
     Code.METHOD_NOT_ALLOWED: HTTPStatus.METHOD_NOT_ALLOWED,
     Code.REQUEST_TIMEOUT: HTTPStatus.REQUEST_TIMEOUT,
     Code.CREDIT_IN_USE: HTTPStatus.CONFLICT,
+    Code.EMAIL_EXISTS: HTTPStatus.CONFLICT,
+    Code.PROVIDER_NAME_EXISTS: HTTPStatus.CONFLICT,
+    Code.OTHER_PROVIDER: HTTPStatus.CONFLICT,
+    Code.USER_PROTECTED: HTTPStatus.CONFLICT,
     Code.IDEMPOTENCY_KEY_REUSED: HTTPStatus.CONFLICT,
     Code.TOTP_ALREADY_ENABLED: HTTPStatus.CONFLICT,
     Code.BODY_TOO_LARGE: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,

@@ -17,6 +17,16 @@ class Permission(StrEnum):
     ACCOUNT_READ = "account.read"
     ACCOUNT_READ_ALL = "account.read_all"
     ACCOUNT_ADJUST = "account.adjust"
+    USERS_READ = "users.read"
+    USERS_READ_ALL = "users.read_all"
+    USERS_MESSAGE = "users.message"
+    USERS_ADD = "users.add"
+    USERS_ROLE = "users.update_role"
+    USERS_DELETE = "users.delete"
+    PROVIDERS_READ = "providers.read"
+    PROVIDERS_READ_ALL = "providers.read_all"
+    PROVIDERS_WRITE = "providers.write"
+    INSTANCES_VIEW_CREDENTIALS = "instances.view_credentials"
     EVENTS_READ = "events.read"
     EVENTS_READ_ALL = "events.read_all"
 
@@ -31,15 +41,27 @@ _OWN = frozenset(
         Permission.EVENTS_READ,
     }
 )
-_SEE_ALL = frozenset({Permission.ACCOUNT_READ_ALL, Permission.EVENTS_READ_ALL})
+_SEE_ALL = frozenset(
+    {
+        Permission.ACCOUNT_READ_ALL,
+        Permission.EVENTS_READ_ALL,
+        Permission.USERS_READ,
+        Permission.USERS_READ_ALL,
+        Permission.PROVIDERS_READ,
+        Permission.PROVIDERS_READ_ALL,
+    }
+)
+_SECRETS = frozenset({Permission.INSTANCES_VIEW_CREDENTIALS})
+_PROVIDE = frozenset({Permission.USERS_READ, Permission.USERS_MESSAGE, Permission.USERS_ADD, Permission.PROVIDERS_READ})
 
 OF_ROLE: dict[Role, frozenset[Permission]] = {
-    "user": _OWN,
-    "provider": _OWN,
+    "user": _OWN | _SECRETS,
+    "provider": _OWN | _SECRETS | _PROVIDE,
     "readonly_admin": _OWN | _SEE_ALL,
     "admin": frozenset(Permission),
 }
-"""Everybody looks after what is their own; a read-only admin also sees what is others', and changes nothing there."""
+"""Everybody looks after what is their own; a provider also sees its people and customers; a read-only admin sees what
+is others', but no passwords of machines, and changes nothing there."""
 
 OF_TEAM_KEY = frozenset({Permission.AUTH_SELF, Permission.ACCOUNT_READ, Permission.EVENTS_READ})
 """A team's key speaks for the team, not for one of its people."""
