@@ -17,6 +17,7 @@ epoch = Table(
 KEYS = "keys"
 ACCOUNTS = "accounts"
 USERS = "users"
+SETTINGS = "settings"
 
 
 def current(unit: ReadUnit, name: str) -> int:

@@ -9,7 +9,10 @@ import marketplace.http.tables
 import marketplace.keys.tables
 import marketplace.ledger.tables
 import marketplace.notify.tables
+import marketplace.payments.tables
 import marketplace.providers.tables
+import marketplace.services.tables
+import marketplace.settings.tables
 import marketplace.store.epochs
 import marketplace.teams.tables
 import marketplace.users.tables  # noqa: F401

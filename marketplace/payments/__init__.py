@@ -1,0 +1,1 @@
+"""Money that arrives and goes back: payment intents, webhooks, refunds, receipts."""

@@ -1,0 +1,1 @@
+"""Charges that services make for what people and teams used of them."""

@@ -1,0 +1,1 @@
+"""Settings of the platform that admins change while it runs."""
