@@ -15,8 +15,8 @@ from sqlalchemy.exc import OperationalError
 from marketplace.http import idempotency, versions
 from marketplace.http.envelope import VERSION_HEADER, Parcel, pack, unpack
 from marketplace.http.errors import Code, Refusal, render
-from marketplace.http.limits import RATES, RateClass, Verdict
-from marketplace.http.operation import Call, Context, Operation, Reads, Writes, rate_limited
+from marketplace.http.limits import RateClass, Verdict, rates
+from marketplace.http.operation import Call, Context, Keyed, Operation, Reads, Writes, rate_limited
 from marketplace.http.principal import Principal, resolve
 from marketplace.store.db import WriteUnit
 from marketplace.store.ids import new_id
@@ -80,7 +80,8 @@ class Desk:
         now = self._context.clock()
         request_id = new_id(now, self._context.random)
         headers: dict[str, str] = {}
-        parcel = unpack(incoming.body, incoming.headers.get(VERSION_HEADER.lower()))
+        named = incoming.headers.get(VERSION_HEADER.lower())
+        parcel = Parcel({}, False, named) if operation.opaque else unpack(incoming.body, named)
         shown = parcel.version or operation.versions[-1] if parcel.enveloped else None
         try:
             return self._serve(operation, incoming, parcel, now, request_id, headers)
@@ -116,6 +117,8 @@ class Desk:
             request_id=request_id,
             version=version,
             address=incoming.address,
+            headers=incoming.headers,
+            raw=incoming.body,
         )
         key = incoming.headers.get(idempotency.HEADER.lower())
         if operation.idempotent and key is not None:
@@ -165,7 +168,8 @@ class Desk:
 
     def _count(self, rate: RateClass, bucket: str, now: int, headers: dict[str, str]) -> None:
         """Take one request out of a bucket, and tell how many are left. Refusal: RateLimited."""
-        verdict = self._context.limits.take(bucket, RATES[rate], now)
+        context = self._context
+        verdict = context.limits.take(bucket, rates(context.settings.read(context.database, now))[rate], now)
         _tell(verdict, headers)
         if not verdict.admitted:
             raise rate_limited(verdict.retry_after_s)
@@ -177,6 +181,8 @@ class Desk:
                 return handler.run(call, unit, request)
         if isinstance(handler, Writes):
             return database.transact(lambda unit: handler.run(call, unit, request))
+        if isinstance(handler, Keyed):
+            return handler.run(call, request, None)[0]
         return handler.run(call, request)
 
     def _once(
@@ -190,6 +196,10 @@ class Desk:
     ) -> Any:
         """Do a write once for its key; the answer is kept in the same transaction."""
         handler, caller = operation.handler, call.caller
+        if isinstance(handler, Keyed):
+            made, known = handler.run(call, request, key)
+            headers.update({idempotency.REPLAYED: "true"} if known else {})
+            return _wire(made)
         assert isinstance(handler, Writes), "only writes are idempotent"
         asked = idempotency.request_hash(operation.name, call.version, data)
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
-RateClass = Literal["read", "write", "login"]
+from marketplace.settings.rules import AppSettings
+
+RateClass = Literal["read", "write", "login", "webhook"]
 SECOND = 1_000_000
 MAX_BUCKETS = 100_000
 
@@ -39,9 +42,26 @@ RATES: dict[RateClass, Rate] = {
     "read": Rate(100, SECOND // 20),
     "write": Rate(20, SECOND // 5),
     "login": Rate(20, 3 * SECOND),
+    "webhook": Rate(300, SECOND // 60),
 }
+"""What each class has unless the settings say otherwise. A payment provider sends from few addresses, and much at
+once."""
 LOGIN_PER_EMAIL = Rate(5, 12 * SECOND)
+MAIL_PER_EMAIL = Rate(5, 300 * SECOND)
+"""Mails that strangers may cause for one address."""
 TOTP_PER_PERSON = Rate(5, 12 * SECOND)
+_MINUTE = 60 * SECOND
+
+
+@lru_cache(4)
+def rates(settings: AppSettings) -> dict[RateClass, Rate]:
+    """The rate of each class as the settings have it."""
+    return {
+        **RATES,
+        "read": Rate(settings.read_burst, _MINUTE // settings.read_per_minute),
+        "write": Rate(settings.write_burst, _MINUTE // settings.write_per_minute),
+        "login": Rate(settings.login_burst, _MINUTE // settings.login_per_minute),
+    }
 
 
 class Buckets:

@@ -65,6 +65,7 @@ _ERROR = {
     },
     "additionalProperties": False,
 }
+_OPAQUE = {"application/json": {"schema": {"type": "object", "description": "as its sender defines it"}}}
 _DESCRIPTION = (
     "The management API of Headrace. Bodies are JSON in two forms, and an answer has the form of its request: bare, "
     f"with the protocol version in the header `{VERSION_HEADER}`, or in an envelope "
@@ -121,7 +122,9 @@ def _operation(operation: Operation[Any], refs: Any) -> dict[str, Any]:
         "responses": {str(operation.success): _success(operation, refs), **_errors(operation)},
         "security": [] if operation.permission is None else [{"session": []}, {"api_key": []}],
     }
-    if operation.method != "GET":
+    if operation.opaque:
+        described["requestBody"] = {"required": True, "content": _OPAQUE}
+    elif operation.method != "GET":
         described["requestBody"] = {
             "required": bool(operation.request.model_json_schema().get("required")),
             "content": _content(refs[(operation.request, "validation")], operation, operation.example),

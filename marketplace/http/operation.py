@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel
@@ -14,6 +14,9 @@ from marketplace.http.limits import Buckets, Rate, RateClass
 from marketplace.http.principal import EVERY_CREDENTIAL, Credential, Principal
 from marketplace.http.versions import ALL
 from marketplace.http.wire import Json
+from marketplace.payments.manual import ManualProvider
+from marketplace.payments.port import PaymentProvider
+from marketplace.settings.cache import SettingsCache
 from marketplace.store.db import Clock, Database, ReadUnit, WriteUnit
 from marketplace.store.ids import Random
 from marketplace.store.vault import Vault
@@ -35,9 +38,9 @@ class Context:
     limits: Buckets
     platform: str = "Headrace"
     public_url: str = "http://127.0.0.1:8000"
-    """where people reach this server; what links in mails begin with"""
-    public_url: str = "http://127.0.0.1:8000"
-    """where clients reach this server, without a slash at the end"""
+    """where people and clients reach this server, without a slash at the end; what links in mails begin with"""
+    settings: SettingsCache = field(default_factory=SettingsCache)
+    payments: PaymentProvider = field(default_factory=ManualProvider)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +54,10 @@ class Call:
     request_id: str
     version: str
     address: str
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """as they were sent, names in lower case; they hold the credential"""
+    raw: bytes = field(default=b"", repr=False)
+    """the body as it was sent, for what proves itself by a signature"""
 
     @property
     def caller(self) -> Principal:
@@ -126,6 +133,14 @@ class Tool:
     """whether it may end or lose something; clients then ask their user first"""
 
 
+@dataclass(frozen=True, slots=True)
+class Keyed(Generic[Q]):
+    """A handler like Steps that is repeatable: it is also given the `Idempotency-Key`, or None, and says whether its
+    answer was given before."""
+
+    run: Callable[[Call, Q, str | None], tuple[BaseModel, bool]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Operation(Generic[Q]):
     """One management operation. Routes, documents, capabilities and tests are made from these rows alone."""
@@ -144,9 +159,12 @@ class Operation(Generic[Q]):
     versions: tuple[str, ...] = ALL
     rate: RateClass
     idempotent: bool = False
-    """whether `Idempotency-Key` is honoured; only for a handler that Writes and whose answer holds no secret"""
+    """whether `Idempotency-Key` is honoured: by the desk for a handler that Writes and whose answer holds no secret, by
+    the handler itself where it is Keyed"""
+    opaque: bool = False
+    """whether the body is somebody else's format: it is not read, and the handler finds it in `Call.raw`"""
     success: int = 200
-    handler: Reads[Q] | Writes[Q] | Steps[Q]
+    handler: Reads[Q] | Writes[Q] | Steps[Q] | Keyed[Q]
     example: Mapping[str, Any]
     """a request that the request model accepts"""
     answer: Mapping[str, Any] | None
@@ -157,4 +175,4 @@ class Operation(Generic[Q]):
     """the MCP tool that calls it, where it has one"""
 
     def __post_init__(self) -> None:
-        assert not self.idempotent or isinstance(self.handler, Writes), f"{self.name}: only writes are idempotent"
+        assert not self.idempotent or isinstance(self.handler, Writes | Keyed), f"{self.name}: it cannot be repeated"

@@ -27,9 +27,9 @@ Burst = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 BasisPoints = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
 Currency = Annotated[str, msgspec.Meta(pattern="^[A-Z]{3}$")]
 
-WITHOUT_CENTS = frozenset(
-    "BIF CLP DJF GNF JPY KMF KRW MGA PYG RWF UGX VND VUV XAF XOF XPF BHD JOD KWD OMR TND IQD LYD".split()
-)
+_UNDIVIDED = "BIF CLP DJF GNF JPY KMF KRW MGA PYG RWF UGX VND VUV XAF XOF XPF"
+_THOUSANDTHS = "BHD IQD JOD KWD LYD OMR TND"
+WITHOUT_CENTS = frozenset(f"{_UNDIVIDED} {_THOUSANDTHS}".split())
 """Currencies whose smallest coin is not a hundredth (ISO 4217): amounts in cents would be wrong in them."""
 
 
