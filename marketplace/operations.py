@@ -6,14 +6,20 @@ from __future__ import annotations
 from typing import Any
 
 from marketplace.accounts import operations as accounts
+from marketplace.auth import onboarding
 from marketplace.auth import operations as auth
 from marketplace.events import operations as events
 from marketplace.http.operation import Operation
 from marketplace.keys import operations as keys
+from marketplace.providers import operations as providers
+from marketplace.users import operations as users
 
 TABLE: tuple[Operation[Any], ...] = (
     *auth.OPERATIONS,
+    *onboarding.OPERATIONS,
     *keys.OPERATIONS,
     *accounts.OPERATIONS,
+    *users.OPERATIONS,
+    *providers.OPERATIONS,
     *events.OPERATIONS,
 )

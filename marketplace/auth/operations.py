@@ -25,6 +25,7 @@ from marketplace.http.limits import LOGIN_PER_EMAIL, TOTP_PER_PERSON
 from marketplace.http.operation import Call, Operation, Reads, Steps, Writes
 from marketplace.http.principal import PERSONAL
 from marketplace.http.wire import Nothing
+from marketplace.providers import service as providers
 from marketplace.store.db import ReadUnit, WriteUnit
 from marketplace.users import service as users
 from marketplace.users.permissions import Permission
@@ -43,6 +44,10 @@ def sign_in(call: Call, request: LoginRequest) -> LoginAnswer:
         now = users.find(unit, user.id)
         if now is None or now.password_hash != user.password_hash:
             raise Refusal(Code.INVALID_CREDENTIALS, "The e-mail address or the password is wrong.")
+        if now.email_verified_at is None:  # said only to those who know the password
+            raise Refusal(
+                Code.EMAIL_NOT_VERIFIED, "The address is not verified: follow the link in the mail, or ask for another."
+            )
         if fresh_hash is not None and user.password_hash is not None:
             users.set_password(unit, user.id, fresh_hash, instead_of=user.password_hash)
         begun = login.begin(unit, user, vault=context.vault, now=call.now, random=context.random)
@@ -100,12 +105,13 @@ def me(call: Call, unit: ReadUnit, request: Nothing) -> MeAnswer:
             last_login_at=None,
             principal={"Team": caller.id},
         )
+    company = providers.provider_of(unit, user.id)
     return MeAnswer(
         id=user.id,
         email=user.email,
         name=user.name,
         role=user.role,
-        provider=call.context.platform,
+        provider=call.context.platform if company is None else company.name,
         auth_provider="None" if user.password_hash is None else "Password",
         totp_enabled=totp.enabled(unit, user.id),
         created_at=user.created_at,
@@ -121,10 +127,11 @@ def capabilities(call: Call, unit: ReadUnit, request: Nothing) -> CapabilitiesAn
         noun, _, verb = permission.value.partition(".")
         features.setdefault(noun, {})[verb] = True
     user = call.caller.user
+    company = None if user is None else providers.provider_of(unit, user.id)
     return CapabilitiesAnswer(
         features=[{noun: verbs} for noun, verbs in features.items()],
         is_admin=user is not None and user.role in ("admin", "readonly_admin"),
-        provider_name=None,
+        provider_name=None if company is None else company.name,
     )
 
 
@@ -205,7 +212,7 @@ OPERATIONS: tuple[Operation[Any], ...] = (
         handler=Steps(sign_in),
         example={"email": "ada@example.com", "password": "correct horse battery"},
         answer=TOKEN_EXAMPLE,
-        errors=(Code.INVALID_CREDENTIALS,),
+        errors=(Code.INVALID_CREDENTIALS, Code.EMAIL_NOT_VERIFIED),
     ),
     Operation(
         name="auth.totp_complete",

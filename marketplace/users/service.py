@@ -96,7 +96,7 @@ def find_by_email(unit: ReadUnit, email: str) -> User | None:
 
 
 def find(unit: ReadUnit, user_id: str) -> User | None:
-    """Return the person of that id."""
+    """Return the person of that id, unless they were erased."""
     return _one(unit, users.c.id == user_id)
 
 
@@ -123,6 +123,18 @@ def set_password(unit: WriteUnit, user_id: str, password_hash: str, *, instead_o
     return changed.rowcount == 1
 
 
+def choose_password(unit: WriteUnit, user_id: str, password_hash: str) -> None:
+    """Give a person another password, whatever it was before."""
+    unit.execute(update(users).where(users.c.id == user_id).values(password_hash=password_hash))
+
+
+def register_again(unit: WriteUnit, user_id: str, *, name: str, password_hash: str) -> bool:
+    """Replace what somebody registered with who never showed that the address is theirs; False for everybody else,
+    and for those whom an admin added."""
+    pending = (users.c.id == user_id, users.c.email_verified_at.is_(None), users.c.password_hash.is_not(None))
+    return unit.execute(update(users).where(*pending).values(name=name, password_hash=password_hash)).rowcount == 1
+
+
 def first_admin(unit: ReadUnit) -> User | None:
     """Return the admin who was there first."""
     return _one(unit, users.c.role == "admin")
@@ -140,5 +152,6 @@ def _one(unit: ReadUnit, condition: ColumnElement[bool]) -> User | None:
         users.c.last_login_at,
         users.c.email_verified_at,
     )
-    row = unit.select(wanted.where(condition).order_by(users.c.created_at, users.c.id).limit(1)).one_or_none()
+    living = users.c.erased_at.is_(None)
+    row = unit.select(wanted.where(condition, living).order_by(users.c.created_at, users.c.id).limit(1)).one_or_none()
     return None if row is None else User(**row._mapping)
