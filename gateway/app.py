@@ -22,6 +22,7 @@ from engine.weights.sources import ModelSource
 from engine.wire import UsageReply
 from gateway.admission.capacity import Capacity
 from gateway.admission.keymap import KeyMap
+from gateway.admission.spendings import Spendings
 from gateway.bootstrap import Prepared
 from gateway.fleet.catalogue import Catalogue, Model
 from gateway.fleet.recommended import NONE, recommended_sampling
@@ -141,6 +142,7 @@ class Gateway:
             ),
             threads=self._threads,
             new_id=RequestIds(),
+            spendings=Spendings(database, self.metering.meter.open_charges, self._ledger_caught_up, wall_us),
         )
         await self.replica.ready()
         await self.metering.recover(_Engines(self._model, self.replica))
@@ -250,6 +252,10 @@ class Gateway:
         welcome = replica.client.welcome
         if replica.state is State.READY and welcome is not None and self._started:
             self.metering.note_engine(self._model, welcome.epoch)
+
+    async def _ledger_caught_up(self) -> None:
+        """Return when the ledger has everything that is in the journal now."""
+        await self.metering.settler.reached(self.metering.journal.next_seq - 1)
 
     async def _poll_prices(self, database: Database) -> None:
         """A price set elsewhere is offered within seconds."""

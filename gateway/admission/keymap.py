@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from gateway.admission.budgets import Budget, Spending
 from gateway.admission.limits import KeyLimits
+from marketplace.keys.budgets import BudgetPeriod
 from marketplace.keys.service import KeyRow, key_epoch, load_active
 from marketplace.store.db import Database
 
@@ -26,6 +28,8 @@ POLL_S = 0.2
 FRESH_S = 5.0
 """A map not compared with the database for longer than this may let revoked keys in: not ready."""
 MAX_SECRET_BYTES = 256
+PAYING = ("user", "team")
+"""Kinds of keys that may ask for inference."""
 _NO_SECRET = b"no key was presented"
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -37,7 +41,7 @@ class KeyState:
 
     key_id: str
     kind: str
-    """user, team or service"""
+    """user or team"""
     owner_id: str
     account_id: str
     """who pays; also the tenant of the prefix cache"""
@@ -52,10 +56,15 @@ class KeyState:
     """µs UTC"""
     limits: KeyLimits = field(compare=False)
     """shared by all generations of this key's state"""
+    model_prefixes: tuple[str, ...] = ()
+    """beginnings of further models that are allowed"""
+    budget: Budget | None = field(default=None, compare=False)
+    """None when the key may spend all that its account has"""
 
     def may_use(self, model: str) -> bool:
         """Whether the key's scope contains the model."""
-        return self.allowed_models is None or model in self.allowed_models
+        allowed = self.allowed_models
+        return allowed is None or model in allowed or model.startswith(self.model_prefixes)
 
     def may_come_from(self, address: str) -> bool:
         """Whether the caller's address is within the allowed networks; an unreadable address is not."""
@@ -86,6 +95,7 @@ class KeyMap:
         self._monotonic = monotonic
         self._keys: dict[bytes, KeyState] = {}
         self._limits: dict[str, KeyLimits] = {}
+        self._spendings: dict[tuple[str, BudgetPeriod], Spending] = {}
         self._epoch = -1
         self._compared_at = float("-inf")
         self._stop = threading.Event()
@@ -155,15 +165,17 @@ class KeyMap:
     def _rebuild(self, rows: Iterable[KeyRow]) -> None:
         keys: dict[bytes, KeyState] = {}
         limits: dict[str, KeyLimits] = {}
+        spendings: dict[tuple[str, BudgetPeriod], Spending] = {}
         for row in rows:
-            if row.account_id is None:
-                continue  # a node's key: it pays nothing, so it may ask for nothing here
+            if row.kind not in PAYING or row.account_id is None:
+                continue  # a node's or service's key: it pays nothing, so it may ask for nothing here
             kept = self._limits.get(row.id)
             if kept is None:
-                kept = KeyLimits(row.requests_per_minute, row.max_concurrency)
+                kept = KeyLimits(row.requests_per_minute, row.max_concurrency, row.tokens_per_minute)
             else:
-                kept.configure(row.requests_per_minute, row.max_concurrency)
+                kept.configure(row.requests_per_minute, row.max_concurrency, row.tokens_per_minute)
             limits[row.id] = kept
+            exact, prefixes = _models(row.allowed_models)
             keys[row.digest] = KeyState(
                 key_id=row.id,
                 kind=row.kind,
@@ -171,14 +183,37 @@ class KeyMap:
                 account_id=row.account_id,
                 name=row.name,
                 prefix=row.prefix,
-                allowed_models=None if row.allowed_models is None else frozenset(row.allowed_models),
+                allowed_models=exact,
                 allowed_networks=None if row.allowed_addresses is None else _networks(row.allowed_addresses),
                 expires_at=row.expires_at,
                 limits=kept,
+                model_prefixes=prefixes,
+                budget=self._budget(row, spendings),
             )
         # One assignment each: the event loop sees the old map or the new one.
         self._limits = limits
+        self._spendings = spendings
         self._keys = keys
+
+    def _budget(self, row: KeyRow, spendings: dict[tuple[str, BudgetPeriod], Spending]) -> Budget | None:
+        """The key's budget over the spending that it shares with those that it replaced, which survives a rebuild."""
+        if row.budget is None or row.budget_period is None:
+            return None
+        name = (row.spender, row.budget_period)
+        spending = spendings.get(name) or self._spendings.get(name) or Spending(*name)
+        spendings[name] = spending
+        return Budget(row.budget, spending)
+
+
+def _models(names: Iterable[str] | None) -> tuple[frozenset[str] | None, tuple[str, ...]]:
+    """Names that are allowed as they are, and beginnings of names: those that end in `*`."""
+    if names is None:
+        return None, ()
+    listed = list(names)
+    return (
+        frozenset(name for name in listed if not name.endswith("*")),
+        tuple(name[:-1] for name in listed if name.endswith("*")),
+    )
 
 
 def _networks(texts: Iterable[str]) -> tuple[Network, ...]:

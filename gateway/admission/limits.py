@@ -1,8 +1,14 @@
-"""What one key may ask for: requests per minute (GCRA) and requests in flight at once. Pure: the time is passed in."""
+"""What one key may ask for: requests per minute (GCRA), tokens per minute (a bucket) and requests in flight at once.
+Pure: the time is passed in.
+"""
 
 from __future__ import annotations
 
 import msgspec
+
+from gateway.admission.token_rate import Allowance, TokenRate
+
+__all__ = ["Allowance", "KeyLimits", "Limited", "RequestRate"]
 
 MINUTE_US = 60_000_000
 
@@ -11,18 +17,9 @@ class Limited(msgspec.Struct, frozen=True):
     """A refusal: which limit, its value, and when another try may succeed."""
 
     kind: str
-    """ "requests" (per minute) or "concurrency" """
+    """ "requests" or "tokens" (per minute), or "concurrency" """
     limit: int
     retry_after_us: int
-
-
-class Allowance(msgspec.Struct, frozen=True):
-    """State of the request rate after an admission, for the x-ratelimit headers."""
-
-    limit: int
-    remaining: int
-    reset_us: int
-    """until the full allowance is back"""
 
 
 class RequestRate:
@@ -65,19 +62,28 @@ class RequestRate:
 class KeyLimits:
     """The limits of one key and their use; None is no limit. Survives reloads of the key's row."""
 
-    __slots__ = ("_rate", "max_concurrency", "running")
+    __slots__ = ("_rate", "max_concurrency", "running", "tokens")
 
-    def __init__(self, requests_per_minute: int | None, max_concurrency: int | None) -> None:
+    def __init__(
+        self, requests_per_minute: int | None, max_concurrency: int | None, tokens_per_minute: int | None = None
+    ) -> None:
         self.running = 0
         """requests admitted and not yet released"""
-        self.max_concurrency = max_concurrency
-        self._rate = None if requests_per_minute is None else RequestRate(requests_per_minute)
+        self.max_concurrency: int | None = None
+        self.tokens: TokenRate | None = None
+        """the bucket of tokens per minute"""
+        self._rate: RequestRate | None = None
+        self.configure(requests_per_minute, max_concurrency, tokens_per_minute)
 
-    def configure(self, requests_per_minute: int | None, max_concurrency: int | None) -> None:
+    def configure(
+        self, requests_per_minute: int | None, max_concurrency: int | None, tokens_per_minute: int | None = None
+    ) -> None:
         """Take new limits; requests in flight stay counted, and an unchanged rate keeps its state."""
         self.max_concurrency = max_concurrency
         if requests_per_minute != (None if self._rate is None else self._rate.per_minute):
             self._rate = None if requests_per_minute is None else RequestRate(requests_per_minute)
+        if tokens_per_minute != (None if self.tokens is None else self.tokens.per_minute):
+            self.tokens = None if tokens_per_minute is None else TokenRate(tokens_per_minute)
 
     def admit(self, now: int) -> Limited | None:
         """Count a request in at `now` (µs, monotonic), or say why not. Every admission needs one `release`."""

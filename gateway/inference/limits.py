@@ -7,12 +7,13 @@ from gateway.inference import errors
 from gateway.inference.errors import ApiError
 
 
-def headers(allowance: Allowance) -> list[tuple[bytes, bytes]]:
-    """Headers that tell how many requests are left."""
+def headers(allowance: Allowance, kind: str = "requests") -> list[tuple[bytes, bytes]]:
+    """Headers that tell how many requests or tokens are left."""
+    name = kind.encode("ascii")
     return [
-        (b"x-ratelimit-limit-requests", b"%d" % allowance.limit),
-        (b"x-ratelimit-remaining-requests", b"%d" % allowance.remaining),
-        (b"x-ratelimit-reset-requests", duration(allowance.reset_us).encode("ascii")),
+        (b"x-ratelimit-limit-" + name, b"%d" % allowance.limit),
+        (b"x-ratelimit-remaining-" + name, b"%d" % allowance.remaining),
+        (b"x-ratelimit-reset-" + name, duration(allowance.reset_us).encode("ascii")),
     ]
 
 
@@ -20,6 +21,9 @@ def refusal(limited: Limited) -> ApiError:
     """429 with the time to come back."""
     if limited.kind == "concurrency":
         message = f"Rate limit reached: this key may have {limited.limit} requests in flight at a time."
+    elif limited.kind == "tokens":
+        message = f"Rate limit reached: this key may use {limited.limit} tokens per minute."
+        return errors.rate_limited(message, limited.retry_after_us / 1e6, "tokens")
     else:
         message = f"Rate limit reached: this key may make {limited.limit} requests per minute."
     return errors.rate_limited(message, limited.retry_after_us / 1e6)

@@ -20,6 +20,8 @@ from engine.generation import GenerateRequest
 from engine.sampling_params import SamplingParams
 from gateway.admission.capacity import OverloadedError
 from gateway.admission.keymap import KeyMap, KeyState
+from gateway.admission.spendings import Spendings
+from gateway.admission.tab import Tab
 from gateway.fleet.catalogue import Catalogue, Model
 from gateway.inference import errors, limits
 from gateway.inference.answer import Answer
@@ -32,6 +34,7 @@ from gateway.inference.sampling import check_vocabulary
 from gateway.inference.sinks import BodySink, Sink, StreamSink
 from gateway.inference.sse import Pace
 from gateway.inference.surface import Ask
+from gateway.inference.tabs import open_tabs
 from gateway.metering.charge import Charge, InsufficientQuotaError, MeteringUnavailableError
 from gateway.metering.meter import Meter
 from gateway.telemetry import Telemetry
@@ -69,6 +72,8 @@ class Services(msgspec.Struct, kw_only=True):
     new_id: Callable[[], str]
     clock: Callable[[], float] = time.monotonic
     """Seconds that never jump."""
+    spendings: Spendings
+    """What keys with a budget spent."""
     answers: set[Answer] = msgspec.field(default_factory=set)
     """Those that have not ended."""
 
@@ -140,19 +145,38 @@ async def _admit(
     max_context = model.max_context
     params = [ask.params(len(prompt), max_context, model.recommended) for prompt in prompts]
     n = ask.request.n or 1
+    tabs: list[Tab] = []
+    if key.budget is not None or key.limits.tokens is not None:
+        tabs = await open_tabs(
+            exchange,
+            key,
+            services.spendings,
+            price.price,
+            prompts,
+            params,
+            n,
+            lambda: round(services.clock() * 1e6),
+            services.limits.quota_status,
+        )
     now = round(services.clock() * 1e6)
     try:
         ticket = model.capacity.enter(now, n * len(prompts))
     except OverloadedError as error:
+        for tab in tabs:
+            tab.cancel()
         raise errors.overloaded(
             f"The queue of '{model.name}' is full: {error.waiting} requests wait. Please retry later.",
             error.retry_after_s,
         ) from error
     try:
         charges = await _hold(services, exchange, ask, model, price, key, prompts, params)
+        for tab, charge in zip(tabs, charges):
+            tab.follow(charge)
         runs = _dispatch(services, exchange, ask, model, key, charges, prompts, params)
     except BaseException:
         model.capacity.leave(ticket, now, served=False)
+        for tab in tabs:
+            tab.cancel()
         raise
     created = int(time.time())
     sink = _sink(services, exchange, ask, model, n * len(prompts), created)
@@ -168,6 +192,8 @@ async def _admit(
         model.capacity.leave(ticket, round(services.clock() * 1e6), served=admitted.error is None)
 
     admitted.on_end(ended)
+    for tab in tabs:
+        admitted.on_end(tab.close)
     return admitted
 
 
@@ -259,7 +285,7 @@ def _sink(services: Services, exchange: Exchange, ask: Ask, model: Model, choice
         choices,
         openings,
         lambda index, delta: ask.logprobs(tokenizer, index, delta),
-        Pace(services.limits.flush_s, services.clock),
+        Pace(services.limits.flush_s),
         exchange.request_id,
     )
 
