@@ -16,6 +16,7 @@ from sqlalchemy import delete, insert, select
 from marketplace.auth.tables import email_token
 from marketplace.store.db import WriteUnit
 from marketplace.store.ids import Random
+from marketplace.users.tables import users
 
 Purpose = Literal["verify", "reset"]
 HOUR_US = 3_600_000_000
@@ -42,13 +43,15 @@ def issue(unit: WriteUnit, user_id: str, purpose: Purpose, *, now: int, random: 
 
 def use(unit: WriteUnit, token: str, purpose: Purpose, now: int) -> str | None:
     """Use a token up and return whose it was; None for one that is unknown, used, expired or for something else."""
-    wanted = select(email_token.c.user_id).where(
-        email_token.c.digest == _digest(token), email_token.c.purpose == purpose, email_token.c.expires_at > now
-    )
-    # A lock on PostgreSQL: of two requests with the same token the second finds it gone.
-    user_id: str | None = unit.select(wanted.with_for_update()).scalar_one_or_none()
-    if user_id is not None:
-        end_all(unit, user_id, purpose)
+    mine = (email_token.c.digest == _digest(token), email_token.c.purpose == purpose, email_token.c.expires_at > now)
+    user_id: str | None = unit.select(select(email_token.c.user_id).where(*mine)).scalar_one_or_none()
+    if user_id is None:
+        return None
+    # The person first, on PostgreSQL: what several tokens of theirs do at once is then done one after the other.
+    unit.select(select(users.c.id).where(users.c.id == user_id).with_for_update())
+    if unit.execute(delete(email_token).where(*mine)).rowcount != 1:
+        return None  # another request used it while this one waited
+    end_all(unit, user_id, purpose)
     return user_id
 
 

@@ -88,6 +88,11 @@ def complete(
     return _enter(unit, row.user_id, vault=vault, now=now, random=random) if outcome is Checked.RIGHT else outcome
 
 
+def abandon(unit: WriteUnit, user_id: str) -> None:
+    """Forget the half-finished logins of a person: they began with a password that is not theirs any more."""
+    unit.execute(delete(partial_login).where(partial_login.c.user_id == user_id))
+
+
 def _enter(unit: WriteUnit, user_id: str, *, vault: Vault, now: int, random: Random) -> tuple[str, Session]:
     users.note_login(unit, user_id, now)
     return sessions.open_session(unit, user_id, vault=vault, now=now, random=random)

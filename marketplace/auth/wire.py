@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, RootModel, StringConstraints
+from pydantic import AfterValidator, Field, RootModel, StringConstraints
 
 from marketplace.http.wire import Instant, Wire
-from marketplace.users.rules import MAX_EMAIL, MAX_PASSWORD
+from marketplace.notify.rules import mail_address
+from marketplace.users.rules import MAX_EMAIL, MAX_PASSWORD, MIN_PASSWORD
+from marketplace.users.wire import Name
 
+
+def _mailable(email: str) -> str:
+    mail_address(email)
+    return email
+
+
+MailAddress = Annotated[str, StringConstraints(min_length=3, max_length=MAX_EMAIL), AfterValidator(_mailable)]
+"""An address that mail can go to."""
+NewPassword = Annotated[str, StringConstraints(min_length=MIN_PASSWORD, max_length=MAX_PASSWORD)]
+EmailToken = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 TotpCode = Annotated[str, StringConstraints(pattern=r"^[0-9]{6}$")]
 
 
@@ -17,6 +29,51 @@ class LoginRequest(Wire):
 
     email: Annotated[str, StringConstraints(min_length=1, max_length=MAX_EMAIL)]
     password: Annotated[str, StringConstraints(min_length=1, max_length=MAX_PASSWORD)]
+
+
+class RegisterRequest(Wire):
+    """Somebody who wants an account."""
+
+    name: Name
+    email: MailAddress
+    password: NewPassword
+
+
+class EmailRequest(Wire):
+    """An address that a mail should go to."""
+
+    email: MailAddress
+
+
+class AcceptedAnswer(Wire):
+    """It was accepted. What happens now is for the owner of the address to see, in their mail."""
+
+    accepted: bool
+
+
+class VerifyRequest(Wire):
+    """The token of the link in the mail."""
+
+    token: EmailToken
+
+
+class VerifiedAnswer(Wire):
+    """The address is theirs; they can sign in."""
+
+    verified: bool
+
+
+class ResetRequest(Wire):
+    """The token of the link in the mail, and the password to have from now on."""
+
+    token: EmailToken
+    password: NewPassword
+
+
+class ResetAnswer(Wire):
+    """The password is the new one; every session was ended."""
+
+    reset: bool
 
 
 class SessionAnswer(Wire):

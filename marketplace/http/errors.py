@@ -19,6 +19,7 @@ class Code(StrEnum):
     AMBIGUOUS_CREDENTIALS = "AmbiguousCredentials"
     INVALID_TOTP_CODE = "InvalidTotpCode"
     INVALID_TRANSITION = "InvalidTransition"
+    INVALID_EMAIL_TOKEN = "InvalidEmailToken"
     NOT_AUTHENTICATED = "NotAuthenticated"
     INVALID_TOKEN = "InvalidToken"
     EXPIRED_TOKEN = "ExpiredToken"
@@ -30,14 +31,22 @@ class Code(StrEnum):
     CREDENTIALS_NOT_PERMITTED = "CredentialsNotPermitted"
     ORIGIN_NOT_ALLOWED = "OriginNotAllowed"
     NOT_TEAM_MEMBER = "NotTeamMember"
+    EMAIL_NOT_VERIFIED = "EmailNotVerified"
+    REGISTRATION_CLOSED = "RegistrationClosed"
     NOT_FOUND = "NotFound"
     KEY_NOT_FOUND = "KeyNotFound"
     USER_NOT_FOUND = "UserNotFound"
     TEAM_NOT_FOUND = "TeamNotFound"
+    MEMBER_NOT_FOUND = "MemberNotFound"
+    INVITE_NOT_FOUND = "InviteNotFound"
     PROVIDER_NOT_FOUND = "ProviderNotFound"
     METHOD_NOT_ALLOWED = "MethodNotAllowed"
     REQUEST_TIMEOUT = "RequestTimeout"
     CREDIT_IN_USE = "CreditInUse"
+    TEAM_IN_USE = "TeamInUse"
+    TEAM_FULL = "TeamFull"
+    LAST_OWNER = "LastOwner"
+    ALREADY_TEAM_MEMBER = "AlreadyTeamMember"
     EMAIL_EXISTS = "EmailExists"
     PROVIDER_NAME_EXISTS = "ProviderNameExists"
     OTHER_PROVIDER = "OtherProvider"
@@ -67,6 +76,7 @@ _STATUS: dict[Code, int] = {
     Code.AMBIGUOUS_CREDENTIALS: HTTPStatus.BAD_REQUEST,
     Code.INVALID_TOTP_CODE: HTTPStatus.BAD_REQUEST,
     Code.INVALID_TRANSITION: HTTPStatus.BAD_REQUEST,
+    Code.INVALID_EMAIL_TOKEN: HTTPStatus.BAD_REQUEST,
     Code.NOT_AUTHENTICATED: HTTPStatus.UNAUTHORIZED,
     Code.INVALID_TOKEN: HTTPStatus.UNAUTHORIZED,
     Code.EXPIRED_TOKEN: HTTPStatus.UNAUTHORIZED,
@@ -78,14 +88,22 @@ _STATUS: dict[Code, int] = {
     Code.CREDENTIALS_NOT_PERMITTED: HTTPStatus.FORBIDDEN,
     Code.ORIGIN_NOT_ALLOWED: HTTPStatus.FORBIDDEN,
     Code.NOT_TEAM_MEMBER: HTTPStatus.FORBIDDEN,
+    Code.EMAIL_NOT_VERIFIED: HTTPStatus.FORBIDDEN,
+    Code.REGISTRATION_CLOSED: HTTPStatus.FORBIDDEN,
     Code.NOT_FOUND: HTTPStatus.NOT_FOUND,
     Code.KEY_NOT_FOUND: HTTPStatus.NOT_FOUND,
     Code.USER_NOT_FOUND: HTTPStatus.NOT_FOUND,
     Code.TEAM_NOT_FOUND: HTTPStatus.NOT_FOUND,
+    Code.MEMBER_NOT_FOUND: HTTPStatus.NOT_FOUND,
+    Code.INVITE_NOT_FOUND: HTTPStatus.NOT_FOUND,
     Code.PROVIDER_NOT_FOUND: HTTPStatus.NOT_FOUND,
     Code.METHOD_NOT_ALLOWED: HTTPStatus.METHOD_NOT_ALLOWED,
     Code.REQUEST_TIMEOUT: HTTPStatus.REQUEST_TIMEOUT,
     Code.CREDIT_IN_USE: HTTPStatus.CONFLICT,
+    Code.TEAM_IN_USE: HTTPStatus.CONFLICT,
+    Code.TEAM_FULL: HTTPStatus.CONFLICT,
+    Code.LAST_OWNER: HTTPStatus.CONFLICT,
+    Code.ALREADY_TEAM_MEMBER: HTTPStatus.CONFLICT,
     Code.EMAIL_EXISTS: HTTPStatus.CONFLICT,
     Code.PROVIDER_NAME_EXISTS: HTTPStatus.CONFLICT,
     Code.OTHER_PROVIDER: HTTPStatus.CONFLICT,

@@ -9,15 +9,17 @@ hold the same mail at the same time.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 import msgspec
 from sqlalchemy import delete, insert, select, update
 
 from marketplace.notify.rules import KEEP_US, LEASE_US
 from marketplace.notify.tables import outbox
-from marketplace.store.db import WriteUnit
+from marketplace.store.db import ReadUnit, WriteUnit
 from marketplace.store.ids import Random, new_id
 
+Outcome = Literal["sent", "dropped", "given up"]
 _EMPTY = "{}"
 
 
@@ -77,6 +79,11 @@ def enqueue(
         unit.insert_missing(outbox, [row])
 
 
+def due(unit: ReadUnit, now: int) -> bool:
+    """Whether any mail may be due; cheap."""
+    return unit.select(select(outbox.c.id).where(outbox.c.due_at <= now).limit(1)).first() is not None
+
+
 def claim(unit: WriteUnit, *, now: int, random: Random) -> Mail | None:
     """Take the mail that has been due longest; None when there is none."""
     wanted = (
@@ -108,7 +115,7 @@ def claim(unit: WriteUnit, *, now: int, random: Random) -> Mail | None:
     return mail
 
 
-def finish(unit: WriteUnit, mail: Mail, outcome: str, *, now: int, trouble: str = "") -> bool:
+def finish(unit: WriteUnit, mail: Mail, outcome: Outcome, *, now: int, trouble: str = "") -> bool:
     """End a mail as sent, dropped or given up, and forget address and content; says whether this call ended it.
 
     That it was sent is true whoever holds the lease by now; the other outcomes are for the holder to say.
@@ -137,8 +144,3 @@ def purge(unit: WriteUnit, now: int) -> int:
     many."""
     old = delete(outbox).where(outbox.c.finished_at <= now - KEEP_US, outbox.c.dedupe.is_(None))
     return unit.execute(old).rowcount
-
-
-def forget(unit: WriteUnit, user_id: str) -> None:
-    """Remove everything about a person, sent or not."""
-    unit.execute(delete(outbox).where(outbox.c.user_id == user_id))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from sqlalchemy import select
 
 from marketplace.ledger import chain, ledger
-from marketplace.ledger.money import NANO
 from marketplace.ledger.tables import ledger_tx
+from marketplace.settings import service as settings
 from marketplace.store.db import WriteUnit
 from marketplace.store.ids import Random, new_id
 from marketplace.users.service import User
@@ -20,7 +20,7 @@ def grant_once(unit: WriteUnit, user: User, *, now: int, random: Random) -> bool
 
     Once for a person for ever: the transaction's key is theirs. A bonus of nothing is not posted.
     """
-    amount, key = NANO, f"bonus:{user.id}"
+    amount, key = settings.current(unit).signup_bonus, f"bonus:{user.id}"
     chain.lock(unit, chain.DIRECT)  # under it, two who grant at once see each other
     had = unit.select(select(ledger_tx.c.id).where(ledger_tx.c.idempotency_key == key)).one_or_none()
     if amount <= 0 or had is not None:
