@@ -6,18 +6,21 @@ from __future__ import annotations
 from typing import Any
 
 from marketplace.accounts import operations as accounts
-from marketplace.auth import onboarding
+from marketplace.auth import oauth_operations, onboarding
 from marketplace.auth import operations as auth
 from marketplace.events import operations as events
 from marketplace.http.operation import Operation
 from marketplace.keys import operations as keys
 from marketplace.providers import operations as providers
+from marketplace.teams import operations as teams
 from marketplace.users import operations as users
 
 TABLE: tuple[Operation[Any], ...] = (
     *auth.OPERATIONS,
     *onboarding.OPERATIONS,
+    *oauth_operations.OPERATIONS,
     *keys.OPERATIONS,
+    *teams.OPERATIONS,
     *accounts.OPERATIONS,
     *users.OPERATIONS,
     *providers.OPERATIONS,

@@ -26,6 +26,8 @@ class Code(StrEnum):
     INVALID_API_KEY = "InvalidApiKey"
     INVALID_CREDENTIALS = "InvalidCredentials"
     INVALID_PARTIAL_TOKEN = "InvalidPartialToken"
+    INVALID_OAUTH_STATE = "InvalidOAuthState"
+    OAUTH_REFUSED = "OAuthRefused"
     INSUFFICIENT_FUNDS = "InsufficientFunds"
     PERMISSION_DENIED = "PermissionDenied"
     CREDENTIALS_NOT_PERMITTED = "CredentialsNotPermitted"
@@ -48,6 +50,7 @@ class Code(StrEnum):
     LAST_OWNER = "LastOwner"
     ALREADY_TEAM_MEMBER = "AlreadyTeamMember"
     EMAIL_EXISTS = "EmailExists"
+    IDENTITY_IN_USE = "IdentityInUse"
     PROVIDER_NAME_EXISTS = "ProviderNameExists"
     OTHER_PROVIDER = "OtherProvider"
     USER_PROTECTED = "UserProtected"
@@ -83,6 +86,8 @@ _STATUS: dict[Code, int] = {
     Code.INVALID_API_KEY: HTTPStatus.UNAUTHORIZED,
     Code.INVALID_CREDENTIALS: HTTPStatus.UNAUTHORIZED,
     Code.INVALID_PARTIAL_TOKEN: HTTPStatus.UNAUTHORIZED,
+    Code.INVALID_OAUTH_STATE: HTTPStatus.UNAUTHORIZED,
+    Code.OAUTH_REFUSED: HTTPStatus.UNAUTHORIZED,
     Code.INSUFFICIENT_FUNDS: HTTPStatus.PAYMENT_REQUIRED,
     Code.PERMISSION_DENIED: HTTPStatus.FORBIDDEN,
     Code.CREDENTIALS_NOT_PERMITTED: HTTPStatus.FORBIDDEN,
@@ -105,6 +110,7 @@ _STATUS: dict[Code, int] = {
     Code.LAST_OWNER: HTTPStatus.CONFLICT,
     Code.ALREADY_TEAM_MEMBER: HTTPStatus.CONFLICT,
     Code.EMAIL_EXISTS: HTTPStatus.CONFLICT,
+    Code.IDENTITY_IN_USE: HTTPStatus.CONFLICT,
     Code.PROVIDER_NAME_EXISTS: HTTPStatus.CONFLICT,
     Code.OTHER_PROVIDER: HTTPStatus.CONFLICT,
     Code.USER_PROTECTED: HTTPStatus.CONFLICT,

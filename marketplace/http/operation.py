@@ -8,6 +8,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel
 
+from marketplace.auth.oauth_issuer import Issuer
 from marketplace.events import service as events
 from marketplace.http.errors import Code, Refusal
 from marketplace.http.limits import Buckets, Rate, RateClass
@@ -41,6 +42,8 @@ class Context:
     """where people and clients reach this server, without a slash at the end; what links in mails begin with"""
     settings: SettingsCache = field(default_factory=SettingsCache)
     payments: PaymentProvider = field(default_factory=ManualProvider)
+    oauth: Mapping[str, Issuer] = field(default_factory=dict)
+    """issuers at which people may sign in, by the names that people know them by"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
