@@ -23,6 +23,7 @@ from marketplace.accounts.wire import (
     ListRequestV1,
     ListRequestV2,
     ListTool,
+    PromoInfo,
     RefundInfo,
     ServiceUsage,
     ServiceUsageInfo,
@@ -183,7 +184,7 @@ def _transaction(line: Line) -> TransactionAnswer:
     )
 
 
-def _info(line: Line) -> ServiceUsageInfo | ExternalInfo | RefundInfo:
+def _info(line: Line) -> ServiceUsageInfo | ExternalInfo | RefundInfo | PromoInfo:
     usage = line.usage
     if usage is not None:
         return ServiceUsageInfo(
@@ -200,6 +201,8 @@ def _info(line: Line) -> ServiceUsageInfo | ExternalInfo | RefundInfo:
         )
     if line.kind == "refund":
         return RefundInfo(refund=Described(description=line.memo))
+    if line.kind == "bonus":
+        return PromoInfo(promo=Described(description=line.memo))
     return ExternalInfo(external=Described(description=line.memo))
 
 

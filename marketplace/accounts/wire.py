@@ -155,6 +155,12 @@ class RefundInfo(Wire):
     refund: Described = Field(serialization_alias="Refund")
 
 
+class PromoInfo(Wire):
+    """What the platform gave as a present: the signup bonus."""
+
+    promo: Described = Field(serialization_alias="PromoTransaction")
+
+
 class TransactionAnswer(Wire):
     """One transaction. Money that leaves the account is negative."""
 
@@ -164,7 +170,7 @@ class TransactionAnswer(Wire):
     resource_type: Literal["Compute", "Volume"] | None
     """of usage of a machine or volume; null for everything else"""
     resource_name: str | None
-    info: ServiceUsageInfo | ExternalInfo | RefundInfo
+    info: ServiceUsageInfo | ExternalInfo | RefundInfo | PromoInfo
 
 
 class ListAnswer(Wire):
