@@ -13,8 +13,6 @@ from typing import Protocol
 
 from engine.vocabulary import Vocabulary
 
-_utf8 = codecs.getincrementaldecoder("utf-8")
-
 
 class HasVocabulary(Protocol):
     """A tokenizer, as far as its tokens' bytes go."""
@@ -74,7 +72,7 @@ class Detokenizer:
     """Text of one sequence. After a stop string has been found everything further is ignored."""
 
     __slots__ = (
-        "_bytes", "_decoder", "_held", "_include_stop", "_matcher", "_strip", "consumed", "stopped",
+        "_bytes", "_held", "_include_stop", "_matcher", "_rest", "_strip", "consumed", "stopped",
     )  # fmt: skip
 
     def __init__(
@@ -90,7 +88,7 @@ class Detokenizer:
         vocabulary = tokenizer.vocabulary
         self._bytes = vocabulary.plain_bytes if skip_special else vocabulary.all_bytes
         self._strip = vocabulary.strips_leading_space
-        self._decoder = _utf8("replace")
+        self._rest = b""
         self._matcher = StopMatcher(stops) if stops else None
         self._include_stop = include_stop
         self._held = ""
@@ -107,7 +105,7 @@ class Detokenizer:
         table = self._bytes
         if self._matcher is None:
             self.consumed += len(ids)
-            return self._decode(b"".join([table[index] for index in ids]))
+            return self._decode(table[ids[0]] if len(ids) == 1 else b"".join([table[index] for index in ids]))
         out: list[str] = []
         for index in ids:
             self.consumed += 1
@@ -131,7 +129,10 @@ class Detokenizer:
         return text + held
 
     def _decode(self, raw: bytes, final: bool = False) -> str:
-        text = self._decoder.decode(raw, final)
+        if self._rest:
+            raw = self._rest + raw
+        text, taken = codecs.utf_8_decode(raw, "replace", final)
+        self._rest = b"" if taken == len(raw) else raw[taken:]  # the beginning of a character
         if self._strip and text:
             self._strip = False
             return text.removeprefix(" ")

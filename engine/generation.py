@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
@@ -106,7 +105,8 @@ class Generation:
     @property
     def counters(self) -> Counters:
         """Tokens counted so far, cumulative."""
-        return total([answer.counters for answer in self._answers.answers])
+        answers = self._answers.answers
+        return answers[0].counters if len(answers) == 1 else total([answer.counters for answer in answers])
 
     @property
     def finished(self) -> bool:
@@ -118,16 +118,19 @@ class Generation:
         """Resolves when nothing more will arrive, however it ended; for callbacks, not to be cancelled."""
         return self._answers.done
 
-    def alarm(self, tokens: int, callback: Callable[[], None]) -> None:
-        """Call back once, when `tokens` more tokens have arrived: for consumers that look only now and then."""
-        answers = self._answers
-        answers.alarm_in, answers.on_alarm = tokens, callback
+    def listen(self, callback: Callable[[], None] | None) -> None:
+        """Call back whenever read() may have something new, and at the end; it must not raise. For consumers that are
+        no tasks of their own. None stops it."""
+        self._answers.on_news = callback or _nothing
 
-    async def wait(self) -> None:
-        """Return when next() need not wait for tokens. For consumers that gather what comes before they read it."""
+    def read(self) -> list[Delta]:
+        """Return what is new, without waiting; nothing, where nothing is. Raises EngineError when there is no more to
+        read and the engine failed."""
         answers = self._answers
-        while answers.open and answers.error is None and not any(answer.unread for answer in answers.answers):
-            await answers.wait()
+        deltas = answers.read()
+        if not deltas and answers.error is not None:
+            raise EngineError(answers.error.code, answers.error.message)
+        return deltas
 
     async def next(self) -> list[Delta]:
         """Return everything new, at most one Delta per answer; wait for it when there is nothing.
@@ -137,13 +140,9 @@ class Generation:
         """
         answers = self._answers
         while True:
-            deltas = answers.read()
-            if deltas:
+            deltas = self.read()
+            if deltas or answers.open == 0:
                 return deltas
-            if answers.error is not None:
-                raise EngineError(answers.error.code, answers.error.message)
-            if answers.open == 0:
-                return []
             await answers.wait()
 
     def abort(self) -> None:
@@ -156,7 +155,8 @@ class Generation:
         Raises EngineError when the engine failed; `counters` then has what was known. Being cancelled does no harm.
         """
         answers = self._answers
-        await asyncio.shield(answers.done)
+        if not answers.done.done():
+            await asyncio.shield(answers.done)
         if answers.error is not None:
             raise EngineError(answers.error.code, answers.error.message)
         return self.counters
@@ -173,7 +173,7 @@ class _Answers:
     """A Generation's state; the client refers to it and not to the handle, so that a dropped handle is noticed."""
 
     __slots__ = (
-        "_engine", "_waiter", "alarm_in", "answers", "done", "error", "loop", "on_alarm", "open", "request_id"
+        "_engine", "_waiter", "answers", "done", "error", "loop", "on_news", "open", "request_id"
     )  # fmt: skip
 
     def __init__(self, engine: Engine, request: GenerateRequest, tokenizer: HasVocabulary) -> None:
@@ -184,8 +184,7 @@ class _Answers:
         self.error: EngineError | None = None
         self.done: asyncio.Future[None] = self.loop.create_future()
         self.open = request.n
-        self.alarm_in = sys.maxsize
-        self.on_alarm: Callable[[], None] = _nothing
+        self.on_news: Callable[[], None] = _nothing
         self._engine = engine
         self._waiter: asyncio.Future[None] | None = None
         prompt, params = pack_tokens(request.prompt_ids), request.params
@@ -245,13 +244,8 @@ class _Answers:
             self.open -= 1
             if self.open == 0:
                 self._finish()
-        self.alarm_in -= len(said.tokens) // 4
-        if self.alarm_in <= 0:
-            self.alarm_in = sys.maxsize
-            self.on_alarm()
-        waiter = self._waiter
-        if waiter is not None and not waiter.done() and (answer.unread or not self.open):
-            waiter.set_result(None)
+        if answer.unread or not self.open:
+            self._tell()
 
     def _fail(self, error: EngineError) -> None:
         """End the whole request: the consumer gets the first error, the engine is told to stop the other answers."""
@@ -261,8 +255,14 @@ class _Answers:
             answer.finished = True
         self.open = 0
         self._finish()
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        self._tell()
+
+    def _tell(self) -> None:
+        """Wake the consumer."""
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+        self.on_news()
 
     def _finish(self) -> None:
         if not self.done.done():
@@ -270,7 +270,7 @@ class _Answers:
 
 
 def _nothing() -> None:
-    """No alarm is set."""
+    """Nobody listens."""
 
 
 def _params_of(params: SamplingParams, index: int) -> SamplingParams:

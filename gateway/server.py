@@ -12,6 +12,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.inference.errors import ApiError
+from gateway.inference.line import Line
 
 HEAD_BYTES = 64 * 1024
 """Most bytes of request line and headers."""
@@ -22,15 +23,27 @@ HEAD_SECONDS = 30.0
 class FrontProtocol(HttpToolsProtocol):
     """HTTP/1.1 connections: bounded heads, no half-open connections, JSON for what is not HTTP, a transport to cut."""
 
+    _line: Line
     _head_bytes = 0
     _head_open = False
     _head_timer: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Remember the transport where responses find it: a client that never reads has to be cut."""
-        super().connection_made(transport)  # type: ignore[arg-type]
-        self.app_state = {**self.app_state, "transport": transport}
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Put a line before the transport, and where responses find it: they write to it themselves."""
+        self._line = Line(transport, self.loop)
+        super().connection_made(self._line)
+        self.app_state = {**self.app_state, "line": self._line}
         self._await_head()
+
+    def pause_writing(self) -> None:
+        """The client does not keep up."""
+        super().pause_writing()
+        self._line.pause()
+
+    def resume_writing(self) -> None:
+        """It has caught up."""
+        super().resume_writing()
+        self._line.resume()
 
     def data_received(self, data: bytes) -> None:
         """Parse; a head that came only in part may take so long and no longer."""
@@ -42,6 +55,7 @@ class FrontProtocol(HttpToolsProtocol):
         """Stop waiting."""
         self._head_arrived()
         super().connection_lost(exc)
+        self._line.lost()
 
     def on_message_begin(self) -> None:
         """A request begins."""

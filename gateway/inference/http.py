@@ -9,6 +9,7 @@ from typing import Any
 
 from gateway.inference import errors
 from gateway.inference.errors import ApiError, Headers
+from gateway.inference.line import Line
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -34,6 +35,8 @@ class Exchange:
         self.receive = receive
         self.send = send
         self.request_id = request_id
+        self.line: Line = scope["state"]["line"]
+        """The connection, for answers that write to it themselves."""
         self.began = time.perf_counter()
         self.status = 0
         """Status that was sent, 0 before."""
@@ -106,8 +109,13 @@ class Exchange:
         """Send a whole answer of any type."""
         self.status = status
         shape = ((b"content-type", content_type), (b"content-length", b"%d" % len(body)))
-        await self.send({"type": "http.response.start", "status": status, "headers": self.headers((*shape, *headers))})
-        await self.send({"type": "http.response.body", "body": body})
+        self.line.cork()
+        try:
+            head = self.headers((*shape, *headers))
+            await self.send({"type": "http.response.start", "status": status, "headers": head})
+            await self.send({"type": "http.response.body", "body": body})
+        finally:
+            self.line.uncork()
 
     async def fail(self, error: ApiError) -> None:
         """Send an error as an ordinary HTTP answer."""
@@ -122,9 +130,3 @@ class Exchange:
             (b"x-accel-buffering", b"no"),
         )
         await self.send({"type": "http.response.start", "status": 200, "headers": self.headers(stream)})
-
-    def cut(self) -> None:
-        """Close the connection without waiting for the client to read what was written."""
-        transport = self.scope.get("state", {}).get("transport")
-        if transport is not None:
-            transport.abort()

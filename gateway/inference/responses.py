@@ -1,4 +1,5 @@
-"""The response side of an answer: writes what its actor produced, notices that the client has left, decides nothing."""
+"""The response side of an answer: opens it onto the client's connection, notices that the client has left, decides
+nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gateway.inference.answer import Answer
-from gateway.inference.http import ClientGone, Exchange, Receive
+from gateway.inference.http import ClientGone, Exchange
 from gateway.inference.outbox import Outbox
 from gateway.inference.sinks import BodySink, StreamSink
 from gateway.inference.sse import KEEP_ALIVE
@@ -15,14 +16,14 @@ from gateway.inference.sse import KEEP_ALIVE
 
 async def respond_body(exchange: Exchange, answer: Answer, render: Callable[[BodySink, dict[str, Any]], bytes]) -> None:
     """Wait for the whole answer and send it. Raises ApiError when it failed, ClientGone."""
-    watch = asyncio.create_task(_watch(exchange.receive, answer))
+    exchange.line.on_lost = lambda: answer.abandon("disconnected")
     try:
         await asyncio.shield(answer.over)
     except asyncio.CancelledError:
         answer.abandon("server_fault")  # only the gateway's own shutdown cancels a response
         raise
     finally:
-        watch.cancel()
+        exchange.line.leave()
     if answer.error is not None:
         raise answer.error
     if answer.abandoned:
@@ -33,46 +34,36 @@ async def respond_body(exchange: Exchange, answer: Answer, render: Callable[[Bod
 
 
 async def respond_stream(exchange: Exchange, answer: Answer, slow_client_s: float, keep_alive_s: float) -> None:
-    """Send the head with the first bytes and then whatever comes.
+    """Send the head with the first bytes, let the answer write to the connection, and end the response with its last.
 
     Raises ApiError when the answer failed before there was anything to send, ClientGone.
     """
     assert isinstance(answer.sink, StreamSink)
-    outbox = answer.sink.outbox
-    watch = asyncio.create_task(_watch(exchange.receive, answer))
+    outbox, line = answer.sink.outbox, exchange.line
+    line.on_lost = lambda: answer.abandon("disconnected")
     guard = _Guard(exchange, answer, outbox, slow_client_s, keep_alive_s)
     try:
-        data, more = await outbox.take()
+        await outbox.begun()
         if answer.abandoned:
             raise ClientGone
-        if not data and answer.error is not None:
+        if answer.error is not None and outbox.empty:
             raise answer.error
-        await exchange.start_stream()
-        while True:
-            guard.sending()
-            await exchange.send({"type": "http.response.body", "body": data, "more_body": more})
-            guard.sent()
-            if not more:
-                return
-            data, more = await outbox.take()
-            if answer.abandoned:
-                raise ClientGone
+        line.cork()
+        try:
+            await exchange.start_stream()
+            outbox.open(line)
+        finally:
+            line.uncork()
+        last = await outbox.closed()
+        if answer.abandoned:
+            raise ClientGone
+        await exchange.send({"type": "http.response.body", "body": last})
     except asyncio.CancelledError:
         answer.abandon("server_fault")  # only the gateway's own shutdown cancels a response
         raise
-    except OSError as error:  # servers other than uvicorn say so when they write to a client that has left
-        answer.abandon("disconnected")
-        raise ClientGone from error
     finally:
         guard.stop()
-        watch.cancel()
-
-
-async def _watch(receive: Receive, answer: Answer) -> None:
-    """Abandon the answer when the client hangs up; an engine that is silent would not show it otherwise."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    answer.abandon("disconnected")
+        line.leave()
 
 
 class _Guard:
@@ -86,42 +77,28 @@ class _Guard:
         self._outbox = outbox
         self._slow_client_s = slow_client_s
         self._keep_alive_s = keep_alive_s
+        self._every_s = min(slow_client_s, keep_alive_s) / 4
         self._loop = asyncio.get_running_loop()
-        self._blocked_at: float | None = None
+        self._writes = 0
         self._spoke_at = self._loop.time()
-        self._timer = self._arm(min(slow_client_s, keep_alive_s))
-
-    def sending(self) -> None:
-        """A send begins; it ends when the client has room for more."""
-        self._blocked_at = self._loop.time()
-
-    def sent(self) -> None:
-        """The send ended."""
-        self._blocked_at = None
-        self._spoke_at = self._loop.time()
+        self._timer = self._loop.call_later(self._every_s, self._look)
 
     def stop(self) -> None:
         """The response is over."""
         self._timer.cancel()
 
-    def _arm(self, seconds: float) -> asyncio.TimerHandle:
-        return self._loop.call_later(seconds, self._look)
-
     def _look(self) -> None:
         now = self._loop.time()
-        if self._blocked_at is not None:
-            left = self._blocked_at + self._slow_client_s - now
-            if left <= 0:
+        full_since = self._exchange.line.full_since
+        if full_since is not None:
+            if now - full_since >= self._slow_client_s:
                 self._answer.abandon("disconnected")
-                self._outbox.close()
-                self._exchange.cut()
+                self._exchange.line.abort()
                 return
-            self._timer = self._arm(left)
-            return
-        left = self._spoke_at + self._keep_alive_s - now
-        if left <= 0:
+        elif self._outbox.writes != self._writes:
+            self._writes, self._spoke_at = self._outbox.writes, now
+        elif now - self._spoke_at >= self._keep_alive_s:
+            self._spoke_at = now
             if self._answer.durable:
                 self._outbox.put(KEEP_ALIVE)
-            self._spoke_at = now
-            left = self._keep_alive_s
-        self._timer = self._arm(min(left, self._slow_client_s))
+        self._timer = self._loop.call_later(self._every_s, self._look)

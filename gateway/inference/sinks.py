@@ -18,7 +18,7 @@ Logprobs = Callable[[int, Delta], dict[str, Any] | None]
 class Sink(Protocol):
     """Takes what a request's actor reads from the engine."""
 
-    def write(self, first: int, deltas: list[Delta]) -> None:
+    def write(self, first: int, deltas: list[Delta], now: float) -> None:
         """New text of the choices from index `first` on; aborted ends arrive as "length"."""
 
     def release(self, first: int) -> None:
@@ -34,11 +34,11 @@ class Sink(Protocol):
     def full(self) -> bool:
         """True while the reader is too far behind."""
 
-    async def room(self, timeout_s: float) -> None:
-        """Wait until it is not, at most timeout_s."""
+    def when_room(self, callback: Callable[[], None]) -> None:
+        """Whom to tell when it is not any more."""
 
-    def pause_s(self) -> float:
-        """How long to wait before the next write is worth it."""
+    def pause_s(self, now: float) -> float:
+        """How long to wait before the next write is worth it; not at all when it is not positive."""
 
 
 class StreamSink:
@@ -65,7 +65,7 @@ class StreamSink:
         self._opened = False
         self._held: dict[int, list[bytes]] = {}
 
-    def write(self, first: int, deltas: list[Delta]) -> None:
+    def write(self, first: int, deltas: list[Delta], now: float) -> None:
         """Put the text at once. Ends are held: who sees one may rely on the settlement."""
         parts: list[bytes] = []
         if not self._opened:
@@ -77,42 +77,40 @@ class StreamSink:
         for delta in deltas:
             index = first + delta.index
             if delta.text or delta.logprobs:
-                parts.append(self._chunks.text(index, delta.text, self._logprobs(index, delta)))
+                logprobs = None if delta.logprobs is None else self._logprobs(index, delta)
+                parts.append(self._chunks.text(index, delta.text, logprobs))
             if delta.finish_reason is not None:
                 self._held.setdefault(first, []).append(self._end(index, delta))
-        self.outbox.put(b"".join(parts))
-        self._pace.wrote()
+        self.outbox.put(parts[0] if len(parts) == 1 else b"".join(parts))
+        self._pace.wrote(now)
 
     def _end(self, index: int, delta: Delta) -> bytes:
         return self._chunks.finish(index, _reason(delta), delta.stop_reason)
 
     def release(self, first: int) -> None:
-        """Put the ends that were held for the settlement."""
-        self.outbox.put(b"".join(self._held.pop(first, ())))
+        """Put the ends that were held for the settlement; they go out with what follows."""
+        self.outbox.defer(b"".join(self._held.pop(first, ())))
 
     def finish(self, usage: dict[str, Any]) -> None:
         """Put the usage chunk and the end of the stream."""
-        self.outbox.put(self._chunks.usage(usage) + DONE)
-        self.outbox.close()
+        self.outbox.close(self._chunks.usage(usage) + DONE)
 
     def fail(self, error: ApiError | None) -> None:
         """Put an error event, unless nothing was put before: then the response is an ordinary error."""
-        if self._opened and error is not None:
-            self.outbox.put(sse.failure(error, self._request_id))
-        self.outbox.close()
+        self.outbox.close(sse.failure(error, self._request_id) if self._opened and error is not None else b"")
 
     @property
     def full(self) -> bool:
         """True while the client does not keep up."""
         return self.outbox.full
 
-    async def room(self, timeout_s: float) -> None:
-        """Wait for the client."""
-        await self.outbox.room(timeout_s)
+    def when_room(self, callback: Callable[[], None]) -> None:
+        """Tell when the client has caught up."""
+        self.outbox.on_room = callback
 
-    def pause_s(self) -> float:
+    def pause_s(self, now: float) -> float:
         """Time to the next slot."""
-        return self._pace.delay()
+        return self._pace.delay(now)
 
 
 class Collected:
@@ -139,7 +137,7 @@ class BodySink:
         self.usage: dict[str, Any] | None = None
         self._begun = False
 
-    def write(self, first: int, deltas: list[Delta]) -> None:
+    def write(self, first: int, deltas: list[Delta], now: float) -> None:
         """Append."""
         self._begun = True
         for delta in deltas:
@@ -166,10 +164,10 @@ class BodySink:
         """Bounded by the length of the answer."""
         return False
 
-    async def room(self, timeout_s: float) -> None:
+    def when_room(self, callback: Callable[[], None]) -> None:
         """There always is."""
 
-    def pause_s(self) -> float:
+    def pause_s(self, now: float) -> float:
         """The first token is seen when it comes, for the metrics; then a look four times a second will do."""
         return self.PAUSE_S if self._begun else 0.0
 

@@ -8,7 +8,6 @@ usage chunk; `[DONE]`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import orjson
@@ -60,6 +59,8 @@ class ChatChunks:
         self._template = _Template(id, "chat.completion.chunk", created, model, include_usage)
         self._head = self._template.head
         self._tail = self._template.tail
+        plain = b'%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null'
+        self._plain = self._head.replace(b"%", b"%%") + plain + self._tail
 
     def first(self, index: int) -> bytes:
         """The role, exactly once per choice: SDKs concatenate every string of the deltas."""
@@ -68,14 +69,15 @@ class ChatChunks:
 
     def text(self, index: int, text: str, logprobs: dict[str, Any] | None) -> bytes:
         """New text, `{"content": …}` in the delta."""
-        rendered = b"null" if logprobs is None else orjson.dumps(logprobs)
+        if logprobs is None:
+            return self._plain % (index, orjson.dumps(text))
         return b"".join(
             (
                 self._head,
                 b'%d,"delta":{"content":' % index,
                 orjson.dumps(text),
                 b'},"logprobs":',
-                rendered,
+                orjson.dumps(logprobs),
                 b',"finish_reason":null',
                 self._tail,
             )
@@ -125,17 +127,17 @@ def failure(error: ApiError, request_id: str) -> bytes:
 
 
 class Pace:
-    """When a stream may be written: the first flush at once, later ones at most every `interval` seconds of `clock`."""
+    """When a stream may be written: the first flush at once, later ones at most every `interval` seconds. Times are
+    those of any clock that never goes back."""
 
-    def __init__(self, interval: float, clock: Callable[[], float]) -> None:
+    def __init__(self, interval: float) -> None:
         self._interval = interval
-        self._clock = clock
         self._next = float("-inf")
 
-    def wrote(self) -> None:
-        """A flush was written now."""
-        self._next = self._clock() + self._interval
+    def wrote(self, now: float) -> None:
+        """A flush was written."""
+        self._next = now + self._interval
 
-    def delay(self) -> float:
-        """Seconds until the next flush may be written; 0 when it may be written now."""
-        return max(0.0, self._next - self._clock())
+    def delay(self, now: float) -> float:
+        """Seconds until the next flush may be written; not positive when it may be written now."""
+        return self._next - now

@@ -320,38 +320,49 @@ def test_whatever_happens_every_token_comes_once_and_the_end_once(events: list[t
     asyncio.run(main())
 
 
-def test_waiting_takes_nothing_and_ends_with_the_first_token_or_the_end() -> None:
+def test_a_listener_hears_of_everything_new_and_reads_without_waiting() -> None:
     async def main() -> None:
         engine = HandEngine()
         generation = start(engine)
-        waiting = asyncio.create_task(generation.wait())
-        await asyncio.sleep(0)
-        assert not waiting.done()
+        heard: list[bool] = []
+        generation.listen(lambda: heard.append(generation.finished))
+        assert generation.read() == [] and heard == []
         engine.say("r", b"a", 1)
-        await waiting
-        await generation.wait()  # still there: nothing was taken
-        assert await generation.next() == [Delta(0, "a", [97])]
-        waiting = asyncio.create_task(generation.wait())
-        await asyncio.sleep(0)
-        assert not waiting.done()
-        engine.say("r", b"", 1, "stop")
-        await waiting
+        engine.say("r", b"b", 2)
+        assert heard == [False, False]
+        assert generation.read() == [Delta(0, "ab", [97, 98])]
+        assert generation.read() == []
+        engine.say("r", b"", 2, "stop")
+        assert heard == [False, False, True]
+        assert [delta.finish_reason for delta in generation.read()] == ["stop"]
 
     asyncio.run(main())
 
 
-def test_the_alarm_rings_once_after_that_many_tokens_of_all_answers() -> None:
+def test_a_listener_hears_of_a_failure_and_reads_what_came_before_it() -> None:
     async def main() -> None:
         engine = HandEngine()
-        generation = start(engine, n=2)
-        rung: list[int] = []
-        generation.alarm(4, lambda: rung.append(generation.counters.completion))
-        engine.say("r#0", b"ab", 2)
-        engine.say("r#1", b"c", 1)
-        assert rung == []
-        engine.say("r#1", b"de", 3)
-        assert rung == [5]
-        engine.say("r#0", b"fghijk", 8)
-        assert rung == [5]
+        generation = start(engine)
+        heard: list[int] = []
+        generation.listen(lambda: heard.append(generation.counters.completion))
+        engine.say("r", b"a", 1)
+        engine.listeners["r"](EngineError("engine_down", "gone"))
+        assert heard == [1, 1]
+        assert generation.read() == [Delta(0, "a", [97])]
+        with pytest.raises(EngineError, match="gone"):
+            generation.read()
+
+    asyncio.run(main())
+
+
+def test_who_stopped_listening_hears_nothing() -> None:
+    async def main() -> None:
+        engine = HandEngine()
+        generation = start(engine)
+        heard: list[int] = []
+        generation.listen(lambda: heard.append(1))
+        generation.listen(None)
+        engine.say("r", b"a", 1, "stop")
+        assert heard == [] and generation.finished
 
     asyncio.run(main())

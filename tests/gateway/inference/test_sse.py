@@ -64,25 +64,22 @@ def test_a_failure_is_an_error_event_and_then_done() -> None:
 
 
 def test_the_first_flush_waits_for_nothing_and_later_ones_share_slots() -> None:
-    now = 100.0
-    pace = Pace(0.05, lambda: now)
-    assert pace.delay() == 0.0
-    pace.wrote()
-    assert pace.delay() == pytest.approx(0.05)
-    now += 0.02
-    assert pace.delay() == pytest.approx(0.03)
-    now += 0.04
-    assert pace.delay() == 0.0
+    pace = Pace(0.05)
+    assert pace.delay(100.0) <= 0
+    pace.wrote(100.0)
+    assert pace.delay(100.0) == pytest.approx(0.05)
+    assert pace.delay(100.02) == pytest.approx(0.03)
+    assert pace.delay(100.06) <= 0
 
 
 @given(st.lists(st.floats(0.0, 0.2), min_size=1, max_size=200))
 def test_at_most_twenty_flushes_a_second(gaps: list[float]) -> None:
     now = 0.0
-    pace = Pace(0.05, lambda: now)
+    pace = Pace(0.05)
     flushes: list[float] = []
     for gap in gaps:
-        now += max(gap, pace.delay())
+        now += max(gap, pace.delay(now))
         flushes.append(now)
-        pace.wrote()
+        pace.wrote(now)
     for start in flushes:
         assert sum(start <= at < start + 1.0 - 1e-6 for at in flushes) <= 20
