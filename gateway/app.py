@@ -24,6 +24,7 @@ from gateway.admission.capacity import Capacity
 from gateway.admission.keymap import KeyMap
 from gateway.admission.spendings import Spendings
 from gateway.bootstrap import Prepared
+from gateway.chores import Chores, mail_of, marketplace_chores
 from gateway.fleet.catalogue import Catalogue, Model
 from gateway.fleet.recommended import NONE, recommended_sampling
 from gateway.fleet.replicas import ENGINE_COMMAND, Replica, State
@@ -37,6 +38,7 @@ from gateway.inference.pipeline import Limits, Services
 from gateway.metering.metering import Metering
 from gateway.settings import Paths, Settings
 from gateway.telemetry import CONTENT_TYPE, Telemetry
+from marketplace.auth.oauth_issuer import known
 from marketplace.http import app as management
 from marketplace.http.limits import Buckets
 from marketplace.http.operation import Context
@@ -93,6 +95,7 @@ class Gateway:
         self._paths = paths
         self._database: Database | None = None
         self._management: Context
+        self._chores: Chores
         self._mcp: McpEndpoint
         self._model = model
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenise")
@@ -120,6 +123,8 @@ class Gateway:
             clock=wall_us,
             random=os.urandom,
             limits=Buckets(),
+            public_url=self.settings.public_url or f"http://{self.settings.host}:{self.settings.port}",
+            oauth=known(self.settings.issuers),
         )
         self._mcp = McpEndpoint(TABLE, self._management, self._observe)
         await self._mcp.start()
@@ -147,6 +152,8 @@ class Gateway:
         await self.replica.ready()
         await self.metering.recover(_Engines(self._model, self.replica))
         self._tasks.append(asyncio.create_task(self._poll_prices(database), name="prices"))
+        self._chores = Chores()
+        self._chores.start(marketplace_chores(self._management, mail_of(settings), self._chores))
 
     async def stop(self, drain_s: float = 0.0) -> None:
         """End what runs (responses were drained before), settle, flush, stop the engine. Safe after a failed start."""
@@ -162,6 +169,8 @@ class Gateway:
             self.keys.stop()
         if hasattr(self, "_mcp"):
             await self._mcp.stop()
+        if hasattr(self, "_chores"):
+            await asyncio.to_thread(self._chores.stop)
         await self.replica.stop(drain_s)
         self._threads.shutdown(wait=False, cancel_futures=True)
         if self._database is not None:

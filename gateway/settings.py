@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from engine.config import EngineConfig
+from marketplace.auth.oauth_config import IssuerConfig, is_safe
+from marketplace.notify.mail import read_sender, read_smtp_url
+from marketplace.notify.rules import AddressError
+
+_PUBLIC_URL = re.compile(r"https?://[A-Za-z0-9.\[\]:_-]+(/[A-Za-z0-9._~-]+)*")
 
 
 class Prices(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,10 +49,25 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Balance given to the first account, in units of the currency."""
     admin_email: str = "admin@headrace.local"
     """E-mail address of the first admin, who is created at the first start."""
+    public_url: str = ""
+    """Address at which people reach this server, for links in mails; empty is the one that it listens on."""
+    smtp_url: str = ""
+    """Mail server: smtp://user:password@host:587 (STARTTLS) or smtps://…:465; empty writes mails into the data folder.
+    Give it as HEADRACE_SMTP_URL: other users of the machine can read command lines."""
+    mail_from: str = "Headrace <no-reply@headrace.local>"
+    """Whom mails come from."""
     quota_status: Literal[429, 402] = 429
     """HTTP status of an answer that the balance does not cover."""
     sampling_defaults: Literal["model", "format"] = "model"
     """How to sample where a request does not say: as the model's publisher recommends, or at the format's defaults."""
+    oauth_issuer: str = ""
+    """Address of an OpenID Connect issuer at which people may sign in, as it writes it in its tokens; empty is none."""
+    oauth_name: str = "SSO"
+    """What people know that issuer by."""
+    oauth_client_id: str = ""
+    """How this server is registered there; it must know {public address}/oauth/callback as a place to come back to."""
+    oauth_client_secret: str = ""
+    """The registration's secret; other users of this machine do not see it in HEADRACE_OAUTH_CLIENT_SECRET."""
     drain_s: float = 30.0
     """On SIGTERM, seconds for running requests to finish."""
     slow_client_s: float = 60.0
@@ -73,12 +94,42 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             ("request-timeout-s", self.request_timeout_s > 0, "must be positive"),
             ("flush-ms", self.flush_ms >= 0, "must not be negative"),
             ("backlog", self.backlog >= 1, "must be at least 1"),
+            ("oauth-issuer", not self.oauth_issuer or is_safe(self.oauth_issuer), "must be an https address"),
+            ("oauth-client-id", bool(self.oauth_client_id) or not self.oauth_issuer, "must be given with an issuer"),
+            ("oauth-name", bool(self.oauth_name), "must not be empty"),
             ("max-running", self.engine.max_running >= 1, "must be at least 1"),
             ("max-queued", self.engine.max_queued >= 0, "must not be negative"),
         )
         for option, ok, message in checks:
             if not ok:
                 raise SettingError(f"--{option} {message}")
+        self._check_mail()
+
+    def _check_mail(self) -> None:
+        try:
+            if self.smtp_url:
+                read_smtp_url(self.smtp_url)
+        except ValueError as error:  # its message does not repeat the address, which may hold a password
+            raise SettingError(f"--smtp-url is not usable: {error}") from None
+        try:
+            read_sender(self.mail_from)
+        except AddressError as error:
+            raise SettingError(f"--mail-from is {error}") from error
+        if self.public_url and not _PUBLIC_URL.fullmatch(self.public_url):
+            raise SettingError("--public-url is not like https://headrace.example.com, without a slash at its end")
+
+    @property
+    def issuers(self) -> list[IssuerConfig]:
+        """Issuers at which people may sign in."""
+        if not self.oauth_issuer:
+            return []
+        registered = IssuerConfig(
+            name=self.oauth_name,
+            issuer=self.oauth_issuer,
+            client_id=self.oauth_client_id,
+            client_secret=self.oauth_client_secret,
+        )
+        return [registered]
 
     @property
     def database(self) -> str:
@@ -100,5 +151,6 @@ class Paths:
         self.secret = data / "secret.key"
         self.first_run = data / "first-run.json"
         self.journal = data / "journal.sqlite"
+        self.mail = data / "mail"
         self.engine_log = data / "engine.log"
         self.engine_socket = data / "engine.sock"

@@ -9,7 +9,6 @@ remembered between them, so any process of several may answer the next one.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import json
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -24,6 +23,7 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from starlette.requests import Request
 from starlette.routing import Route
 
+from marketplace.auth.oauth_config import is_loopback
 from marketplace.http.app import MAX_BODY, ClientGone, Observe, Receive, Scope, Send, Threads, read_body, write
 from marketplace.http.dispatch import Desk, Incoming, Outgoing, read_request
 from marketplace.http.errors import Code, Refusal
@@ -125,7 +125,7 @@ class McpEndpoint:
         if origin is None:
             return True
         asked = _origin(origin)
-        return asked is not None and (asked == self._own_origin or _is_loopback(asked[1]))
+        return asked is not None and (asked == self._own_origin or is_loopback(asked[1]))
 
     async def _list(self, context: Any, params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
         caller = _caller(context.request)
@@ -224,13 +224,6 @@ def _origin(url: str) -> tuple[str, str, int | None] | None:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         return None
     return parts.scheme, parts.hostname, port or (443 if parts.scheme == "https" else 80)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _release() -> str:

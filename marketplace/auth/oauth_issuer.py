@@ -8,11 +8,9 @@ Sources: OpenID Connect Core 1.0, sections 3.1 and 5; OpenID Connect Discovery 1
 
 from __future__ import annotations
 
-import ipaddress
 import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx2
 import msgspec
@@ -24,6 +22,8 @@ from joserfc import jwt
 from joserfc.errors import BadSignatureError, InvalidKeyIdError, JoseError
 from joserfc.jwk import KeySet, import_key
 from joserfc.jws import JWSRegistry
+
+from marketplace.auth.oauth_config import IssuerConfig, is_safe
 
 SCOPE = "openid email profile"
 TIMEOUT_S = 5.0
@@ -44,22 +44,6 @@ class IssuerDownError(Exception):
 
 class NotConfirmedError(Exception):
     """The issuer does not confirm the sign-in, or what it sent proves nothing. The message is for the log."""
-
-
-class IssuerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """How this server is registered at an issuer."""
-
-    name: str
-    """what people know it by"""
-    issuer: str
-    """its address, exactly as it writes it in tokens"""
-    client_id: str
-    client_secret: str = ""
-    """empty for a client without a secret: PKCE protects it"""
-
-    def __repr__(self) -> str:
-        """Leave the secret out."""
-        return f"IssuerConfig({self.name!r}, {self.issuer!r}, {self.client_id!r})"
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
@@ -229,27 +213,6 @@ class Issuer:
 def known(configs: Iterable[IssuerConfig]) -> dict[str, Issuer]:
     """Issuers by their names."""
     return {config.name: Issuer(config) for config in configs}
-
-
-def is_safe(url: object) -> bool:
-    """Whether secrets may be sent there: https, or this very machine."""
-    if not isinstance(url, str):
-        return False
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return False
-    return bool(parts.hostname) and (
-        parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname))
-    )
-
-
-def is_loopback(host: str | None) -> bool:
-    """Whether a host's name or address is this machine's."""
-    try:
-        return ipaddress.ip_address(host or "").is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _get(url: str, headers: Mapping[str, str] | None = None) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from sqlalchemy.exc import IntegrityError
 from marketplace.auth import login, oauth
 from marketplace.auth.login import Partial
 from marketplace.auth.oauth import Begun, Flow
-from marketplace.auth.oauth_issuer import Identity, Issuer, IssuerDownError, NotConfirmedError, is_loopback
+from marketplace.auth.oauth_config import is_loopback
+from marketplace.auth.oauth_issuer import Identity, Issuer, IssuerDownError, NotConfirmedError
 from marketplace.auth.oauth_wire import ExchangeRequest, ProvidersAnswer, StartAnswer, StartRequest
 from marketplace.auth.sessions import Session
 from marketplace.auth.wire import LoginAnswer, PartialAnswer, SessionAnswer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from marketplace.auth import login, sessions, totp
+from marketplace.auth import login, oauth, sessions, totp
 from marketplace.auth.login import Partial
 from marketplace.auth.sessions import Session
 from marketplace.auth.totp import Checked
@@ -29,6 +29,7 @@ from marketplace.providers import service as providers
 from marketplace.store.db import ReadUnit, WriteUnit
 from marketplace.users import service as users
 from marketplace.users.permissions import Permission
+from marketplace.users.service import User
 
 TOKEN_EXAMPLE = {"token": "eyJhbGciOiJIUzI1NiIsImtpZCI6IjAxOWE…", "expires_at": "2026-12-21T01:00:00Z"}
 
@@ -112,12 +113,21 @@ def me(call: Call, unit: ReadUnit, request: Nothing) -> MeAnswer:
         name=user.name,
         role=user.role,
         provider=call.context.platform if company is None else company.name,
-        auth_provider="None" if user.password_hash is None else "Password",
+        auth_provider=_signs_in_with(call, unit, user),
         totp_enabled=totp.enabled(unit, user.id),
         created_at=user.created_at,
         last_login_at=user.last_login_at,
         principal={"User": user.id},
     )
+
+
+def _signs_in_with(call: Call, unit: ReadUnit, user: User) -> str:
+    """A password, else the issuer that a person used first: by its name here, or by its address."""
+    if user.password_hash is not None:
+        return "Password"
+    issuers = oauth.issuers_of(unit, user.id)
+    names = {issuer.config.issuer: name for name, issuer in call.context.oauth.items()}
+    return names.get(issuers[0], issuers[0]) if issuers else "None"
 
 
 def capabilities(call: Call, unit: ReadUnit, request: Nothing) -> CapabilitiesAnswer:

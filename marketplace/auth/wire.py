@@ -128,8 +128,8 @@ class MeAnswer(Wire):
     role: Literal["admin", "readonly_admin", "provider", "user"] | None
     provider: str
     """the caller's compute provider, or the platform"""
-    auth_provider: Literal["Password", "None"]
-    """how the caller signs in"""
+    auth_provider: str
+    """how the caller signs in: Password, the name of an issuer, or None"""
     totp_enabled: bool
     created_at: Instant | None
     last_login_at: Instant | None

@@ -93,9 +93,22 @@ def test_the_ledger_is_in_the_data_folder_unless_told() -> None:
         ["--backlog", "0"],
         ["--max-running", "0"],
         ["--max-queued", "-1"],
+        ["--oauth-issuer", "http://accounts.example.com"],
+        ["--oauth-name", ""],
     ],
 )
 def test_values_that_cannot_be_are_named(argv: list[str]) -> None:
     with pytest.raises(SettingError, match=argv[0]):
         parse(*argv).check()
     parse().check()
+
+
+def test_an_issuer_needs_a_registration() -> None:
+    issuer = "https://accounts.example.com"
+    with pytest.raises(SettingError, match="--oauth-client-id"):
+        parse("--oauth-issuer", issuer).check()
+    settings = parse("--oauth-issuer", issuer, "--oauth-client-id", "us", "--oauth-client-secret", "hush")
+    settings.check()
+    assert [(known.name, known.issuer, known.client_id) for known in settings.issuers] == [("SSO", issuer, "us")]
+    assert "hush" not in repr(settings.issuers)
+    assert Settings().issuers == []
