@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from http import HTTPStatus
 from typing import Any
 
 from anyio import CapacityLimiter, to_thread
@@ -129,7 +130,8 @@ async def read_body(receive: Receive) -> bytes:
 async def write(send: Send, answer: Outgoing) -> None:
     """Send a whole answer."""
     headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers.items()]
-    headers.append((b"content-length", b"%d" % len(answer.body)))
+    if answer.status != HTTPStatus.NO_CONTENT:  # which has no content, so it has no length either
+        headers.append((b"content-length", b"%d" % len(answer.body)))
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     await send({"type": "http.response.body", "body": answer.body})
 

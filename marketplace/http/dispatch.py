@@ -125,8 +125,11 @@ class Desk:
             data = self._once(operation, call, request, parcel.data, idempotency.check_key(key), headers)
         else:
             data = _wire(self._run(operation, call, request))
-        body = b"" if operation.response is None else pack(data, version, enveloped=parcel.enveloped)
-        return Outgoing(operation.success, {**_FIXED, "X-Request-Id": request_id, **headers}, body)
+        told = {**_FIXED, "X-Request-Id": request_id, **headers}
+        if operation.response is None:
+            del told["Content-Type"]
+            return Outgoing(operation.success, told, b"")
+        return Outgoing(operation.success, told, pack(data, version, enveloped=parcel.enveloped))
 
     def _admit(
         self, operation: Operation[Any], incoming: Incoming, now: int, headers: dict[str, str]

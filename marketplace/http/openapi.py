@@ -83,9 +83,11 @@ def document(table: Sequence[Operation[Any]]) -> dict[str, Any]:
         by_alias=True,
         ref_template=_TEMPLATE,
     )
+    definitions = schemas.get("$defs", {})
+    in_path = _take_path_fields(table, refs, definitions)
     paths: dict[str, dict[str, Any]] = defaultdict(dict)
     for operation in table:
-        paths[operation.path][operation.method.lower()] = _operation(operation, refs)
+        paths[operation.path][operation.method.lower()] = _operation(operation, refs, in_path[operation.name])
     return {
         "openapi": "3.1.0",
         "info": {"title": "Headrace management API", "version": _release(), "description": _DESCRIPTION},
@@ -93,7 +95,7 @@ def document(table: Sequence[Operation[Any]]) -> dict[str, Any]:
         "tags": [{"name": noun} for noun in sorted({_noun(operation) for operation in table})],
         "paths": dict(paths),
         "components": {
-            "schemas": {**schemas.get("$defs", {}), "Error": _ERROR},
+            "schemas": {**definitions, "Error": _ERROR},
             "securitySchemes": _SECURITY_SCHEMES,
         },
     }
@@ -109,7 +111,28 @@ def codes(operation: Operation[Any]) -> tuple[Code, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _operation(operation: Operation[Any], refs: Any) -> dict[str, Any]:
+def _take_path_fields(
+    table: Sequence[Operation[Any]], refs: Any, definitions: dict[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """Take what a path says out of the bodies, and return it by operation: the schema of each part of the path."""
+    taken: dict[str, dict[str, Any]] = {}
+    of_model: dict[str, dict[str, Any]] = defaultdict(dict)
+    for operation in table:
+        model = refs[(operation.request, "validation")]["$ref"].rpartition("/")[2]
+        for name in _path_names(operation):
+            schema = definitions[model]
+            if name in schema["properties"]:
+                of_model[model][name] = schema["properties"].pop(name)
+                schema["required"] = [field for field in schema["required"] if field != name]
+        taken[operation.name] = {name: of_model[model][name] for name in _path_names(operation)}
+    return taken
+
+
+def _path_names(operation: Operation[Any]) -> list[str]:
+    return re.findall(r"\{(\w+)\}", operation.path)
+
+
+def _operation(operation: Operation[Any], refs: Any, in_path: dict[str, Any]) -> dict[str, Any]:
     lines = [f"Versions: {operation.versions[0]} to {operation.versions[-1]}."]
     if operation.permission is not None:
         lines.append(f"Permission: `{operation.permission}`. Credentials: {', '.join(sorted(operation.credentials))}.")
@@ -118,24 +141,26 @@ def _operation(operation: Operation[Any], refs: Any) -> dict[str, Any]:
         "summary": operation.summary,
         "description": " ".join(lines),
         "tags": [_noun(operation)],
-        "parameters": _parameters(operation),
+        "parameters": _parameters(operation, in_path),
         "responses": {str(operation.success): _success(operation, refs), **_errors(operation)},
         "security": [] if operation.permission is None else [{"session": []}, {"api_key": []}],
     }
     if operation.opaque:
         described["requestBody"] = {"required": True, "content": _OPAQUE}
     elif operation.method != "GET":
+        missing = set(operation.request.model_json_schema().get("required", ())) - in_path.keys()
+        sent = {name: value for name, value in operation.example.items() if name not in in_path}
         described["requestBody"] = {
-            "required": bool(operation.request.model_json_schema().get("required")),
-            "content": _content(refs[(operation.request, "validation")], operation, operation.example),
+            "required": bool(missing),
+            "content": _content(refs[(operation.request, "validation")], operation, sent),
         }
     return described
 
 
-def _parameters(operation: Operation[Any]) -> list[dict[str, Any]]:
-    named = re.findall(r"\{(\w+)\}", operation.path)
+def _parameters(operation: Operation[Any], in_path: dict[str, Any]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in named
+        {"name": name, "in": "path", "required": True, "schema": schema, "example": operation.example[name]}
+        for name, schema in in_path.items()
     ]
     found.append(
         {

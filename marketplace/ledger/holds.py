@@ -16,7 +16,7 @@ from operator import itemgetter
 from typing import Any
 
 import msgspec
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from marketplace.ledger.book import Account
 from marketplace.ledger.chain import Row
@@ -200,6 +200,12 @@ def load(unit: ReadUnit, request_ids: Collection[str]) -> dict[str, Row]:
     """Return the holds of these requests, as rows that the steps above change."""
     found = unit.select(select(hold_table).where(hold_table.c.request_id.in_(sorted(request_ids))))
     return {row.request_id: dict(zip(COLUMNS, row)) for row in found}
+
+
+def count_open(unit: ReadUnit, account_id: str) -> int:
+    """Return how many requests of an account have not ended."""
+    mine = select(func.count()).where(hold_table.c.account_id == account_id, hold_table.c.state == "open")
+    return int(unit.select(mine).scalar_one())
 
 
 def open_holds(unit: ReadUnit, node: str | None = None) -> list[OpenHold]:

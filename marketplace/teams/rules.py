@@ -81,10 +81,12 @@ def removed(roster: Roster, actor: Actor, user_id: str) -> Roster:
 
 
 def transferred(roster: Roster, actor: Actor, user_id: str) -> Roster:
-    """The roster after an owner handed the team to a member, and stays as an admin. NotAMemberError,
-    RoleTooLowError; LastOwnerError for handing it to oneself."""
+    """The roster after an owner handed the team to another member, and stays as an admin. NotAMemberError,
+    RoleTooLowError."""
     check_reach(actor, "Owner")
     _role(roster, user_id)
+    if user_id == actor.id:
+        return roster
     after: dict[str, TeamRole] = {**roster, user_id: "Owner"}
     if actor.id in roster:
         after[actor.id] = "Admin"

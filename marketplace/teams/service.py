@@ -188,8 +188,8 @@ def remove_member(unit: WriteUnit, team_id: str, actor: Actor, user_id: str) -> 
 
 
 def transfer(unit: WriteUnit, team_id: str, actor: Actor, user_id: str) -> None:
-    """Hand the team to a member; the owner who does stays as an admin. NotAMemberError, RoleTooLowError,
-    LastOwnerError. The team is locked."""
+    """Hand the team to a member; the owner who does stays as an admin. NotAMemberError, RoleTooLowError.
+    The team is locked."""
     before = _roster(unit, team_id)
     _write(unit, team_id, before, rules.transferred(before, actor, user_id))
 

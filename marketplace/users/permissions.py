@@ -14,6 +14,13 @@ class Permission(StrEnum):
     TOTP_MANAGE = "totp.manage"
     KEYS_READ = "keys.read"
     KEYS_WRITE = "keys.write"
+    KEYS_NODE = "keys.node"
+    KEYS_SERVICE = "keys.service"
+    TEAMS_READ = "teams.read"
+    TEAMS_WRITE = "teams.write"
+    TEAMS_SEARCH = "teams.search"
+    TEAMS_READ_ALL = "teams.read_all"
+    TEAMS_WRITE_ALL = "teams.write_all"
     ACCOUNT_READ = "account.read"
     ACCOUNT_READ_ALL = "account.read_all"
     ACCOUNT_ADJUST = "account.adjust"
@@ -27,6 +34,14 @@ class Permission(StrEnum):
     PROVIDERS_READ_ALL = "providers.read_all"
     PROVIDERS_WRITE = "providers.write"
     INSTANCES_VIEW_CREDENTIALS = "instances.view_credentials"
+    PAYMENTS_READ = "payments.read"
+    PAYMENTS_CREATE = "payments.create"
+    PAYMENTS_READ_ALL = "payments.read_all"
+    PAYMENTS_SETTLE = "payments.settle"
+    SERVICES_CHARGE = "services.charge"
+    APP_SETTINGS_READ = "app_settings.read"
+    APP_SETTINGS_WRITE = "app_settings.write"
+    APP_SETTINGS_REFRESH = "app_settings.refresh"
     EVENTS_READ = "events.read"
     EVENTS_READ_ALL = "events.read_all"
 
@@ -37,14 +52,22 @@ _OWN = frozenset(
         Permission.TOTP_MANAGE,
         Permission.KEYS_READ,
         Permission.KEYS_WRITE,
+        Permission.TEAMS_READ,
+        Permission.TEAMS_WRITE,
         Permission.ACCOUNT_READ,
+        Permission.PAYMENTS_READ,
+        Permission.PAYMENTS_CREATE,
         Permission.EVENTS_READ,
     }
 )
 _SEE_ALL = frozenset(
     {
+        Permission.APP_SETTINGS_READ,
+        Permission.PAYMENTS_READ_ALL,
         Permission.ACCOUNT_READ_ALL,
         Permission.EVENTS_READ_ALL,
+        Permission.TEAMS_SEARCH,
+        Permission.TEAMS_READ_ALL,
         Permission.USERS_READ,
         Permission.USERS_READ_ALL,
         Permission.PROVIDERS_READ,
@@ -52,7 +75,15 @@ _SEE_ALL = frozenset(
     }
 )
 _SECRETS = frozenset({Permission.INSTANCES_VIEW_CREDENTIALS})
-_PROVIDE = frozenset({Permission.USERS_READ, Permission.USERS_MESSAGE, Permission.USERS_ADD, Permission.PROVIDERS_READ})
+_PROVIDE = frozenset(
+    {
+        Permission.TEAMS_SEARCH,
+        Permission.USERS_READ,
+        Permission.USERS_MESSAGE,
+        Permission.USERS_ADD,
+        Permission.PROVIDERS_READ,
+    }
+)
 
 OF_ROLE: dict[Role, frozenset[Permission]] = {
     "user": _OWN | _SECRETS,
@@ -63,5 +94,5 @@ OF_ROLE: dict[Role, frozenset[Permission]] = {
 """Everybody looks after what is their own; a provider also sees its people and customers; a read-only admin sees what
 is others', but no passwords of machines, and changes nothing there."""
 
-OF_TEAM_KEY = frozenset({Permission.AUTH_SELF, Permission.ACCOUNT_READ, Permission.EVENTS_READ})
+OF_TEAM_KEY = frozenset({Permission.AUTH_SELF, Permission.TEAMS_READ, Permission.ACCOUNT_READ, Permission.EVENTS_READ})
 """A team's key speaks for the team, not for one of its people."""

@@ -33,11 +33,13 @@ from marketplace.ledger.money import Tokens
 from marketplace.ledger.records import Checkpoint, Extend, Hold, JournalRecord, Settle, Void
 from marketplace.ledger.rules import Outcome, judge
 from marketplace.ledger.tables import account
+from marketplace.notify.mail import Letter, MailError
 from marketplace.operations import TABLE
 from marketplace.store.db import Database
 from marketplace.store.ids import Random, new_id
 from marketplace.store.schema import metadata
 from marketplace.store.vault import Vault
+from marketplace.teams import service as teams
 from marketplace.users import service as users
 from marketplace.users.rules import Role, hash_password
 
@@ -318,7 +320,8 @@ def _documented(name: str, status: int) -> Draft202012Validator:
     row = Office.OPERATIONS[name]
     responses = _document()["paths"][row.path][row.method.lower()]["responses"]
     assert str(status) in responses, f"{name} answered {status}, which its document does not know"
-    schema = responses[str(status)]["content"]["application/json"]["schema"]
+    content = responses[str(status)].get("content")
+    schema = {"type": "null"} if content is None else content["application/json"]["schema"]
     return Draft202012Validator({**schema, "components": _document()["components"]})
 
 
@@ -398,14 +401,12 @@ class Office:
                 accounts.top_up(unit, user.account_id, balance, key=user.id, now=self.clock(), random=self.random)
         return self._with_key(user.id, email, user.account_id, "user")
 
-    def team(self) -> Caller:
-        """A team with an account and a key."""
-        team_id = new_id(self.clock(), self.random)
+    def team(self, owner: Caller | None = None, name: str = "a team") -> Caller:
+        """A team with an owner, an account and a key."""
+        owner = owner or self.person()
         with self.database.write() as unit:
-            account_id = accounts.open_account(
-                unit, owner_kind="team", owner_id=team_id, now=self.clock(), random=self.random
-            )
-        return self._with_key(team_id, "", account_id, "team")
+            team = teams.create(unit, name=name, owner_id=owner.id, now=self.clock(), random=self.random)
+        return self._with_key(team.id, "", team.account_id, "team")
 
     def _with_key(self, owner_id: str, email: str, account_id: str, kind: KeyKind) -> Caller:
         with self.database.write() as unit:
@@ -449,10 +450,52 @@ class Office:
         return str(answer.body["token"])
 
 
+class Post:
+    """The mail of an office: letters as they arrive, or the trouble that a test wants."""
+
+    def __init__(self, office: Office) -> None:
+        self.office = office
+        self.letters: list[Letter] = []
+        self.trouble: list[MailError] = []
+        """raised by the next attempts, in order"""
+        self.deliverer = Deliverer(
+            office.database,
+            self,
+            platform=office.context.platform,
+            public_url=office.context.public_url,
+            clock=office.clock,
+            random=office.random,
+        )
+
+    async def send(self, letter: Letter) -> None:
+        """What a server would do."""
+        if self.trouble:
+            raise self.trouble.pop(0)
+        self.letters.append(letter)
+
+    def deliver(self) -> list[Letter]:
+        """One pass; returns what arrived by it."""
+        before = len(self.letters)
+        asyncio.run(self.deliverer.run())
+        return self.letters[before:]
+
+    def token(self) -> str:
+        """The token of the only letter that arrives now."""
+        (letter,) = self.deliver()
+        assert letter.link in letter.text and letter.link in letter.html, letter.text
+        return letter.link.partition("#token=")[2]
+
+
 @pytest.fixture
 def office(database: Database) -> Office:
     """The management API on an empty database."""
     return Office(database)
+
+
+@pytest.fixture
+def post(office: Office) -> Post:
+    """The office's mail."""
+    return Post(office)
 
 
 @pytest.fixture(scope="module")

@@ -45,6 +45,8 @@ def test_names_and_paths_are_unique() -> None:
     assert {operation.permission for operation in TABLE} | {
         Permission.ACCOUNT_READ_ALL,
         Permission.EVENTS_READ_ALL,
+        Permission.TEAMS_READ_ALL,
+        Permission.TEAMS_WRITE_ALL,
         Permission.USERS_READ_ALL,
         Permission.PROVIDERS_READ_ALL,
         Permission.INSTANCES_VIEW_CREDENTIALS,

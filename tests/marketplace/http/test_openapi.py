@@ -29,8 +29,13 @@ def test_every_operation_is_in_it_with_examples_errors_and_security(described: d
         row = described["paths"][operation.path][operation.method.lower()]
         assert row["operationId"] == operation.name
         assert (row["security"] == []) == (operation.permission is None)
-        sent = row["requestBody"]["content"]["application/json"]
-        assert sent["examples"]["bare"]["value"] == dict(operation.example)
+        in_path = {item["name"]: item["example"] for item in row["parameters"] if item["in"] == "path"}
+        assert operation.path.format(**in_path) == operation.path.format(**operation.example)
+        if operation.method != "GET":
+            sent = row["requestBody"]["content"]["application/json"]
+            assert {**sent["examples"]["bare"]["value"], **in_path} == dict(operation.example)
+            bare = described["components"]["schemas"][sent["schema"]["anyOf"][0]["$ref"].rpartition("/")[2]]
+            assert in_path.keys().isdisjoint(bare["properties"])
         told = {name for response in row["responses"].values() for name in _examples(response)}
         assert told - {"bare", "envelope"} == {code.value for code in codes(operation)}
         assert all(str(code.status) in row["responses"] for code in codes(operation))
