@@ -17,6 +17,7 @@ epoch = Table(
 KEYS = "keys"
 ACCOUNTS = "accounts"
 USERS = "users"
+PROVIDERS = "providers"
 SETTINGS = "settings"
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from sqlalchemy.exc import IntegrityError
+
 from marketplace.accounts import activity
 from marketplace.accounts.wire import AccountSummary
 from marketplace.http.errors import Code, Refusal
@@ -30,6 +32,7 @@ from marketplace.users.wire import (
     ByProvider,
     DeleteAnswer,
     DeleteRequest,
+    Financial,
     Found,
     HardDeleted,
     ListAnswer,
@@ -98,31 +101,41 @@ def send_message(call: Call, unit: WriteUnit, request: MessageRequest) -> Messag
     return MessageAnswer(sent_user_ids=[person.id for person in people])
 
 
-def add(call: Call, unit: WriteUnit, request: AddRequest) -> AddAnswer:
+def add(call: Call, request: AddRequest) -> AddAnswer:
     """Add a person, who gets a mail to choose a password."""
-    financial = request.financial
-    if financial is not None and Permission.ACCOUNT_ADJUST not in call.caller.permissions:
+    if request.financial is not None and Permission.ACCOUNT_ADJUST not in call.caller.permissions:
         raise Refusal(Code.PERMISSION_DENIED, "Balance and credit are for admins to set.", param="financial")
-    provider = None if Permission.USERS_READ_ALL in call.caller.permissions else _company(call, unit)
     try:
-        user = onboarding.add(
-            unit,
-            email=request.email,
-            name=request.name,
-            initial_balance=0 if financial is None else financial.initial_balance,
-            credit_limit=0 if financial is None else financial.credit_limit,
-            unlimited=financial is not None and financial.unlimited,
-            provider_id=provider,
-            now=call.now,
-            random=call.context.random,
-        )
+        user = call.context.database.transact(lambda unit: _add(call, unit, request, request.financial or Financial()))
     except EmailError as error:
         raise Refusal(Code.VALIDATION_FAILED, f"email: {error}", param="email") from error
-    except EmailTakenError as error:
+    except (EmailTakenError, IntegrityError) as error:  # the second where somebody came with it at the same moment
         raise Refusal(Code.EMAIL_EXISTS, "Somebody has this address already.", param="email") from error
-    detail = {} if financial is None else {"nano": financial.initial_balance, "unlimited": financial.unlimited}
-    call.record(unit, "users.add", owner_id=user.id, subject_id=user.id, **detail)
     return AddAnswer(user_id=user.id, email=user.email)
+
+
+def _add(call: Call, unit: WriteUnit, request: AddRequest, financial: Financial) -> User:
+    user = onboarding.add(
+        unit,
+        email=request.email,
+        name=request.name,
+        initial_balance=financial.initial_balance,
+        credit_limit=financial.credit_limit,
+        unlimited=financial.unlimited,
+        provider_id=None if Permission.USERS_READ_ALL in call.caller.permissions else _company(call, unit),
+        now=call.now,
+        random=call.context.random,
+    )
+    call.record(
+        unit,
+        "users.add",
+        owner_id=user.id,
+        subject_id=user.id,
+        balance_nano=financial.initial_balance,
+        credit_nano=financial.credit_limit,
+        unlimited=financial.unlimited,
+    )
+    return user
 
 
 def update_role(call: Call, unit: WriteUnit, request: RoleRequest) -> RoleAnswer:
@@ -316,7 +329,7 @@ OPERATIONS: tuple[Operation[Any], ...] = (
         response=AddAnswer,
         permission=Permission.USERS_ADD,
         rate="write",
-        handler=Writes(add),
+        handler=Steps(add),
         example={
             "email": "grace@example.com",
             "name": "Grace",
