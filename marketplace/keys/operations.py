@@ -1,4 +1,4 @@
-"""Operations on API keys: the caller's own."""
+"""Operations on API keys: the caller's own, its teams', and those of nodes and services."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from marketplace.http.operation import Call, Operation, Reads, Writes
 from marketplace.http.pagination import next_cursor
 from marketplace.http.principal import PERSONAL
 from marketplace.keys import service as keys
-from marketplace.keys.service import KeyRow, KeySettings, UnknownKeyError
+from marketplace.keys.reach import LIMITS, check_unbound, holder, reachable
+from marketplace.keys.rules import KeyKind
+from marketplace.keys.service import KeyRow, KeySettings
 from marketplace.keys.wire import (
     AddAnswer,
     AddRequest,
@@ -24,11 +26,14 @@ from marketplace.keys.wire import (
 from marketplace.store.db import ReadUnit, WriteUnit
 from marketplace.users.permissions import Permission
 
-_NEVER_NULL = ("name", "active")
+_NEVER_NULL = ("name", "active", "budget_period")
 _LISTS = ("allowed_models", "allowed_addresses")
 _SHOWN = tuple(KeyAnswer.model_fields)
 _EXAMPLE = {
     "id": "019a0f6c-2a00-7abc-8def-000000000002",
+    "kind": "user",
+    "owner_id": "019a0f6c-2a00-7abc-8def-000000000001",
+    "service": None,
     "name": "laptop",
     "prefix": "hr_u_4fT9kQ2x",
     "active": True,
@@ -36,40 +41,54 @@ _EXAMPLE = {
     "expires_at": None,
     "allowed_models": None,
     "allowed_addresses": None,
+    "budget": 500,
+    "budget_period": "month",
     "requests_per_minute": None,
+    "tokens_per_minute": None,
     "max_concurrency": None,
 }
 
 
 def add(call: Call, unit: WriteUnit, request: AddRequest) -> AddAnswer:
-    """Make a key of the caller's."""
-    _own(request.team_id)
-    context, person = call.context, call.caller.person
+    """Make a key for the caller, a team of its, or a provider that it answers for."""
+    check_unbound(call, unit)
+    whose = holder(call, unit, request.kind, request.team_id, request.provider)
+    _check_kind(whose.kind, request)
+    context = call.context
     row, secret = keys.create(
         unit,
-        kind="user",
-        owner_id=person.id,
-        account_id=person.account_id,
+        kind=whose.kind,
+        owner_id=whose.id,
+        account_id=whose.account_id,
         name=request.name,
         pepper=context.pepper,
         now=call.now,
         random=context.random,
-        created_by=person.id,
+        created_by=call.caller.person.id,
         expires_at=request.expires_at,
         allowed_models=request.allowed_models,
         allowed_addresses=request.allowed_addresses,
+        budget=request.budget,
+        budget_period=request.budget_period,
         requests_per_minute=request.requests_per_minute,
+        tokens_per_minute=request.tokens_per_minute,
         max_concurrency=request.max_concurrency,
         active=request.active,
+        service=request.service,
+        provider=whose.provider,
     )
-    call.record(unit, "keys.add", owner_id=person.id, subject_id=row.id, prefix=row.prefix)
+    call.record(unit, "keys.add", owner_id=row.owner_id, subject_id=row.id, prefix=row.prefix, kind=row.kind)
     return AddAnswer(**_shown(row), key=secret.text)
 
 
 def list_keys(call: Call, unit: ReadUnit, request: ListRequest) -> ListAnswer:
-    """Return a page of the caller's keys."""
-    _own(request.team_id)
-    rows = keys.list_page(unit, call.caller.id, request.cursor, request.limit)
+    """Return a page of keys of one holder."""
+    if _every_provider(call, request):
+        kind, owner_id = request.kind or "service", None
+    else:
+        whose = holder(call, unit, request.kind, request.team_id, request.provider)
+        kind, owner_id = whose.kind, whose.id
+    rows = keys.list_page(unit, kind, owner_id, request.cursor, request.limit)
     return ListAnswer(
         api_keys=[KeyAnswer(**_shown(row)) for row in rows[: request.limit]],
         next_cursor=next_cursor([(row.created_at, row.id) for row in rows], request.limit),
@@ -77,21 +96,25 @@ def list_keys(call: Call, unit: ReadUnit, request: ListRequest) -> ListAnswer:
 
 
 def update(call: Call, unit: WriteUnit, request: UpdateRequest) -> KeyAnswer:
-    """Change a key of the caller's."""
-    key = _mine(call, unit, request.id)
+    """Change a key that the caller may handle."""
+    check_unbound(call, unit)
+    key = reachable(call, unit, request.id)
+    _check_kind(key.kind, request)
     named = request.model_fields_set - {"id"} - {name for name in _NEVER_NULL if getattr(request, name) is None}
     changes: dict[str, Any] = {name: getattr(request, name) for name in named}
     for name in named.intersection(_LISTS):
         changes[name] = None if changes[name] is None else tuple(changes[name])
     row = keys.change(unit, key.id, KeySettings(**changes))
-    call.record(unit, "keys.update", owner_id=call.caller.id, subject_id=row.id, changed=sorted(named))
+    call.record(unit, "keys.update", owner_id=row.owner_id, subject_id=row.id, changed=sorted(named))
     return KeyAnswer(**_shown(row))
 
 
 def rotate(call: Call, unit: WriteUnit, request: RotateRequest) -> AddAnswer:
-    """Replace a key of the caller's by one like it; both work for a while."""
-    context, person = call.context, call.caller.person
-    old = _mine(call, unit, request.id)
+    """Replace a key by one like it; both work for a while and share a budget."""
+    context = call.context
+    if request.id != call.caller.credential_id:
+        check_unbound(call, unit)
+    old = reachable(call, unit, request.id)
     if old.expires_at is not None and old.expires_at <= call.now:
         raise Refusal(Code.INVALID_TRANSITION, "The key has expired: make a new one.", param="id")
     row, secret = keys.rotate(
@@ -101,31 +124,38 @@ def rotate(call: Call, unit: WriteUnit, request: RotateRequest) -> AddAnswer:
         pepper=context.pepper,
         now=call.now,
         random=context.random,
-        created_by=person.id,
+        created_by=call.caller.person.id,
     )
-    call.record(unit, "keys.rotate", owner_id=person.id, subject_id=request.id, replaced_by=row.id)
+    call.record(unit, "keys.rotate", owner_id=row.owner_id, subject_id=request.id, replaced_by=row.id)
     return AddAnswer(**_shown(row), key=secret.text)
 
 
 def delete(call: Call, unit: WriteUnit, request: DeleteRequest) -> DeleteAnswer:
-    """Revoke a key of the caller's, for ever."""
-    key = _mine(call, unit, request.id)
+    """Revoke a key that the caller may handle, for ever."""
+    check_unbound(call, unit)
+    key = reachable(call, unit, request.id)
     keys.revoke(unit, key.id, now=call.now)
-    call.record(unit, "keys.delete", owner_id=call.caller.id, subject_id=key.id, prefix=key.prefix)
+    call.record(unit, "keys.delete", owner_id=key.owner_id, subject_id=key.id, prefix=key.prefix)
     return DeleteAnswer(id=key.id)
 
 
-def _own(team_id: str | None) -> None:
-    if team_id is not None:
-        raise Refusal(Code.NOT_TEAM_MEMBER, "You are not a member of this team.", param="team_id")
+def _every_provider(call: Call, request: ListRequest) -> bool:
+    """Whether all keys of nodes or services are asked for, by somebody who may see them."""
+    machines = request.kind in ("node", "service") and request.provider is None and request.team_id is None
+    return machines and Permission.KEYS_SERVICE in call.caller.permissions
 
 
-def _mine(call: Call, unit: ReadUnit, key_id: str) -> KeyRow:
-    """The caller's key of that id; somebody else's looks the same as none."""
-    try:
-        return keys.find_own(unit, key_id, call.caller.id)
-    except UnknownKeyError as error:
-        raise Refusal(Code.KEY_NOT_FOUND, "You have no usable key of this id.", param="id") from error
+def _check_kind(kind: KeyKind, request: AddRequest | UpdateRequest) -> None:
+    """Refuse limits that say nothing on a key that may not ask for inference, and a service where there is none."""
+    if kind in ("node", "service"):
+        senseless = [name for name in LIMITS if getattr(request, name) is not None]
+        if senseless:
+            raise Refusal(
+                Code.VALIDATION_FAILED, f"{senseless[0]}: a {kind}'s key asks for no inference", param=senseless[0]
+            )
+    if isinstance(request, AddRequest) and (request.service is not None) != (kind == "service"):
+        what = "it is missing" if kind == "service" else "only of a service's key"
+        raise Refusal(Code.VALIDATION_FAILED, f"service: {what}", param="service")
 
 
 def _shown(row: KeyRow) -> dict[str, Any]:
@@ -144,13 +174,13 @@ OPERATIONS: tuple[Operation[Any], ...] = (
         credentials=PERSONAL,
         rate="write",
         handler=Writes(add),
-        example={"name": "laptop"},
+        example={"name": "laptop", "budget": 500, "budget_period": "month"},
         answer={**_EXAMPLE, "key": "hr_u_4fT9kQ2x…"},
-        errors=(Code.NOT_TEAM_MEMBER,),
+        errors=(Code.NOT_TEAM_MEMBER, Code.PROVIDER_NOT_FOUND),
     ),
     Operation(
         name="keys.list",
-        summary="The caller's keys, newest first, without secrets.",
+        summary="Keys of the caller, a team, or a provider's nodes or services, newest first, without secrets.",
         path="/api/v1/api-keys/list",
         request=ListRequest,
         response=ListAnswer,
@@ -160,7 +190,7 @@ OPERATIONS: tuple[Operation[Any], ...] = (
         handler=Reads(list_keys),
         example={"limit": 50},
         answer={"api_keys": [_EXAMPLE], "next_cursor": None},
-        errors=(Code.NOT_TEAM_MEMBER,),
+        errors=(Code.NOT_TEAM_MEMBER, Code.PROVIDER_NOT_FOUND),
     ),
     Operation(
         name="keys.update",

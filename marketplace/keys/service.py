@@ -54,7 +54,7 @@ class KeyRow(msgspec.Struct, frozen=True, kw_only=True):
     service: str | None = None
     """what a service's key may charge for"""
     provider: str | None = None
-    """name of the provider that a node's or service's key belongs to"""
+    """id of the provider that a node's or service's key belongs to"""
 
     @property
     def spender(self) -> str:
@@ -237,12 +237,11 @@ def revoke_all(unit: WriteUnit, owner_id: str, *, now: int) -> int:
     return int(changed.rowcount)
 
 
-def find_own(unit: ReadUnit, key_id: str, owner_id: str) -> KeyRow:
-    """Return an owner's key that is not revoked, by its id. UnknownKeyError, for somebody else's too."""
-    mine = (api_key.c.id == key_id, api_key.c.owner_id == owner_id, api_key.c.revoked_at.is_(None))
-    found = _rows(unit, select(api_key).where(*mine))
+def find_by_id(unit: ReadUnit, key_id: str) -> KeyRow:
+    """Return a key that is not revoked. UnknownKeyError."""
+    found = _rows(unit, select(api_key).where(api_key.c.id == key_id, api_key.c.revoked_at.is_(None)))
     if not found:
-        raise UnknownKeyError(f"no usable key {key_id} of this owner")
+        raise UnknownKeyError(f"no usable key {key_id}")
     return found[0]
 
 
@@ -268,9 +267,12 @@ def find_usable(unit: ReadUnit, secret: KeySecret, pepper: bytes, now: int) -> K
     return None if row is None or (row.expires_at is not None and row.expires_at <= now) else row
 
 
-def list_page(unit: ReadUnit, owner_id: str, cursor: str | None, limit: int) -> list[KeyRow]:
-    """Return an owner's keys that are not revoked, newest first: one more than `limit` when there are more."""
-    wanted = select(api_key).where(api_key.c.owner_id == owner_id, api_key.c.revoked_at.is_(None))
+def list_page(unit: ReadUnit, kind: KeyKind, owner_id: str | None, cursor: str | None, limit: int) -> list[KeyRow]:
+    """Return keys of a kind that are not revoked, of an owner or of all, newest first: one more than `limit` when
+    there are more."""
+    wanted = select(api_key).where(api_key.c.kind == kind, api_key.c.revoked_at.is_(None))
+    if owner_id is not None:
+        wanted = wanted.where(api_key.c.owner_id == owner_id)
     return _rows(unit, newest_first(wanted, api_key.c.created_at, api_key.c.id, cursor, limit))
 
 

@@ -45,6 +45,8 @@ def test_names_and_paths_are_unique() -> None:
     assert {operation.permission for operation in TABLE} | {
         Permission.ACCOUNT_READ_ALL,
         Permission.EVENTS_READ_ALL,
+        Permission.KEYS_NODE,
+        Permission.KEYS_SERVICE,
         Permission.TEAMS_READ_ALL,
         Permission.TEAMS_WRITE_ALL,
         Permission.USERS_READ_ALL,
