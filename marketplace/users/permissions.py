@@ -77,6 +77,7 @@ _SEE_ALL = frozenset(
 _SECRETS = frozenset({Permission.INSTANCES_VIEW_CREDENTIALS})
 _PROVIDE = frozenset(
     {
+        Permission.KEYS_NODE,
         Permission.TEAMS_SEARCH,
         Permission.USERS_READ,
         Permission.USERS_MESSAGE,
