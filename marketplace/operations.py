@@ -12,6 +12,7 @@ from marketplace.events import operations as events
 from marketplace.http.operation import Operation
 from marketplace.keys import operations as keys
 from marketplace.providers import operations as providers
+from marketplace.settings import operations as settings
 from marketplace.teams import operations as teams
 from marketplace.users import operations as users
 
@@ -24,5 +25,6 @@ TABLE: tuple[Operation[Any], ...] = (
     *accounts.OPERATIONS,
     *users.OPERATIONS,
     *providers.OPERATIONS,
+    *settings.OPERATIONS,
     *events.OPERATIONS,
 )
