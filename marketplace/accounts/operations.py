@@ -31,6 +31,7 @@ from marketplace.accounts.wire import (
     TransactionAnswer,
     Whose,
 )
+from marketplace.http.acting import party
 from marketplace.http.errors import Code, Refusal
 from marketplace.http.operation import Call, Operation, Reads, Tool, Writes
 from marketplace.http.pagination import read_cursor, write_cursor
@@ -38,6 +39,7 @@ from marketplace.http.wire import Json, write_instant
 from marketplace.ledger.book import InsufficientFundsError, LedgerError
 from marketplace.ledger.ledger import CreditInUseError
 from marketplace.store.db import ReadUnit, WriteUnit
+from marketplace.teams import service as teams
 from marketplace.users.permissions import Permission
 
 WINDOW_US = 30 * 86_400_000_000
@@ -131,12 +133,11 @@ def of_team(arguments: Json) -> Json:
 
 
 def _account(call: Call, unit: ReadUnit, whose: Whose) -> str:
-    """The account that the caller asks about, if it may."""
-    caller = call.caller
-    if not isinstance(whose, ByTeam) or (caller.kind == "team" and whose.team_id == caller.id):
-        return caller.account_id
-    if Permission.ACCOUNT_READ_ALL not in caller.permissions:
-        raise Refusal(Code.NOT_TEAM_MEMBER, "You are not a member of this team.", param="selector.ByTeam")
+    """The account that the caller asks about, if it may. Admins see those of teams that were deleted, too."""
+    if not isinstance(whose, ByTeam):
+        return call.caller.account_id
+    if Permission.ACCOUNT_READ_ALL not in call.caller.permissions:
+        return party(call, unit, whose.team_id, param="selector.ByTeam").account_id
     found = accounts.of_owner(unit, "team", whose.team_id)
     if found is None:
         raise Refusal(Code.TEAM_NOT_FOUND, "There is no such team.", param="selector.ByTeam")
@@ -155,6 +156,9 @@ def _targets(unit: WriteUnit, targets: Targets, param: str) -> list[tuple[str, s
             raise Refusal(code, f"There is no {kind} {owner_id}.", param=param)
         found.append((owner_id, account_id))
     accounts.lock(unit, [account_id for _, account_id in found])
+    # Under the lock, so that no team is deleted between the look and the change.
+    if not people and any(teams.find(unit, team_id) is None for team_id, _ in found):
+        raise Refusal(code, "One of the teams was deleted.", param=param)
     return found
 
 

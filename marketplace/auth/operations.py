@@ -27,6 +27,7 @@ from marketplace.http.principal import PERSONAL
 from marketplace.http.wire import Nothing
 from marketplace.providers import service as providers
 from marketplace.store.db import ReadUnit, WriteUnit
+from marketplace.teams import service as teams
 from marketplace.users import service as users
 from marketplace.users.permissions import Permission
 from marketplace.users.service import User
@@ -94,15 +95,16 @@ def me(call: Call, unit: ReadUnit, request: Nothing) -> MeAnswer:
     caller = call.caller
     user = caller.user
     if user is None:
+        team = teams.find(unit, caller.id)
         return MeAnswer(
             id=caller.id,
             email=None,
-            name="",
+            name="" if team is None else team.name,
             role=None,
             provider=call.context.platform,
             auth_provider="None",
             totp_enabled=False,
-            created_at=None,
+            created_at=None if team is None else team.created_at,
             last_login_at=None,
             principal={"Team": caller.id},
         )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from marketplace.accounts.wire import ByTeam
 from marketplace.events import service as events
 from marketplace.events.wire import EventAnswer, ListAnswer, ListRequest
+from marketplace.http.acting import party
 from marketplace.http.errors import Code, Refusal
 from marketplace.http.operation import Call, Operation, Reads
 from marketplace.http.pagination import next_cursor
@@ -15,11 +17,9 @@ from marketplace.users.permissions import Permission
 
 def list_events(call: Call, unit: ReadUnit, request: ListRequest) -> ListAnswer:
     """Return a page of what was changed."""
-    everybody = request.selector == "All"
-    if everybody and Permission.EVENTS_READ_ALL not in call.caller.permissions:
-        raise Refusal(Code.PERMISSION_DENIED, "Everybody's events are for admins.", param="selector")
-    owner_id = None if everybody else call.caller.id
-    found = events.list_events(unit, owner_id=owner_id, cursor=request.cursor, limit=request.limit)
+    found = events.list_events(
+        unit, owner_id=_owner(call, unit, request.selector), cursor=request.cursor, limit=request.limit
+    )
     return ListAnswer(
         events=[
             EventAnswer(
@@ -40,10 +40,22 @@ def list_events(call: Call, unit: ReadUnit, request: ListRequest) -> ListAnswer:
     )
 
 
+def _owner(call: Call, unit: ReadUnit, selector: str | ByTeam) -> str | None:
+    """Whose events are asked for, None for everybody's. Refusal: PermissionDenied, NotTeamMember."""
+    everything = Permission.EVENTS_READ_ALL in call.caller.permissions
+    if isinstance(selector, ByTeam):
+        return selector.team_id if everything else party(call, unit, selector.team_id, param="selector.ByTeam").id
+    if selector == "Mine":
+        return call.caller.id
+    if not everything:
+        raise Refusal(Code.PERMISSION_DENIED, "Everybody's events are for admins.", param="selector")
+    return None
+
+
 OPERATIONS: tuple[Operation[Any], ...] = (
     Operation(
         name="events.list",
-        summary="The audit log, newest first: the caller's own matters, or everybody's for admins.",
+        summary="The audit log, newest first: the caller's own matters, a team's for its members, all for admins.",
         path="/api/v1/events/list",
         request=ListRequest,
         response=ListAnswer,
@@ -68,5 +80,6 @@ OPERATIONS: tuple[Operation[Any], ...] = (
             ],
             "next_cursor": None,
         },
+        errors=(Code.NOT_TEAM_MEMBER,),
     ),
 )

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from marketplace.accounts.wire import ByTeam
 from marketplace.http.pagination import DEFAULT_LIMIT
 from marketplace.http.wire import CursorText, Instant, Limit, Wire
 
 
 class ListRequest(Wire):
-    """A page of events, newest first: those about the caller, or everybody's."""
+    """A page of events, newest first: those about the caller, about a team that it belongs to, or everybody's."""
 
-    selector: Literal["Mine", "All"] = "Mine"
+    selector: Literal["Mine", "All"] | ByTeam = "Mine"
     limit: Limit = DEFAULT_LIMIT
     cursor: CursorText | None = None
 
