@@ -12,6 +12,7 @@ import orjson
 from pydantic import BaseModel, ValidationError
 from sqlalchemy.exc import OperationalError
 
+from marketplace.auth import sessions
 from marketplace.http import idempotency, versions
 from marketplace.http.envelope import VERSION_HEADER, Parcel, pack, unpack
 from marketplace.http.errors import Code, Refusal, render
@@ -20,6 +21,7 @@ from marketplace.http.operation import Call, Context, Keyed, Operation, Reads, W
 from marketplace.http.principal import Principal, resolve
 from marketplace.store.db import WriteUnit
 from marketplace.store.ids import new_id
+from marketplace.users import service as users
 
 log = logging.getLogger(__name__)
 
@@ -183,7 +185,7 @@ class Desk:
             with database.read() as unit:
                 return handler.run(call, unit, request)
         if isinstance(handler, Writes):
-            return database.transact(lambda unit: handler.run(call, unit, request))
+            return database.transact(lambda unit: _write(handler, call, unit, request))
         if isinstance(handler, Keyed):
             return handler.run(call, request, None)[0]
         return handler.run(call, request)
@@ -210,7 +212,7 @@ class Desk:
             kept = idempotency.claim(unit, caller.id, key, asked, call.now)
             if kept is not None:
                 return kept, True
-            answer = orjson.dumps(_wire(handler.run(call, unit, request))).decode()
+            answer = orjson.dumps(_wire(_write(handler, call, unit, request))).decode()
             idempotency.keep(unit, caller.id, key, answer)
             return answer, False
 
@@ -218,6 +220,15 @@ class Desk:
         if replayed:
             headers[idempotency.REPLAYED] = "true"
         return orjson.Fragment(answer.encode())
+
+
+def _write(handler: Writes[Any], call: Call, unit: WriteUnit, request: BaseModel) -> BaseModel | None:
+    """Run a write for somebody who is still there: they were known before the transaction began, and may have been
+    erased since. Nothing of theirs is made after that."""
+    person = None if call.principal is None else call.principal.user
+    if person is not None and not users.stays(unit, person.id):
+        raise sessions.invalid_token()
+    return handler.run(call, unit, request)
 
 
 def read_request(model: type[BaseModel], data: Any, path_params: Mapping[str, str]) -> BaseModel:

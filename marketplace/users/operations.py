@@ -159,9 +159,7 @@ def delete(call: Call, request: DeleteRequest) -> DeleteAnswer:
     """Erase a person. A dry run does all of it too and rolls it back, so that its report cannot differ."""
 
     def work(unit: WriteUnit) -> Erased:
-        roles.guard(unit)
-        user = _person(unit, request.user_id)
-        erased = _erase(call, unit, user)
+        erased = _erase(call, unit, _found(users.seize(unit, request.user_id), request.user_id))
         if request.dry_run:
             raise _Rehearsed(erased)
         return erased
@@ -189,6 +187,7 @@ def delete(call: Call, request: DeleteRequest) -> DeleteAnswer:
 
 
 def _erase(call: Call, unit: WriteUnit, user: User) -> Erased:
+    roles.guard(unit)
     found = erasure.obstacles(unit, user)
     if found:
         raise Refusal(
@@ -207,7 +206,10 @@ def _erase(call: Call, unit: WriteUnit, user: User) -> Erased:
 
 
 def _person(unit: ReadUnit, user_id: str) -> User:
-    user = users.find(unit, user_id)
+    return _found(users.find(unit, user_id), user_id)
+
+
+def _found(user: User | None, user_id: str) -> User:
     if user is None:
         raise Refusal(Code.USER_NOT_FOUND, f"There is no user {user_id}.", param="user_id")
     return user

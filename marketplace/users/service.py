@@ -100,6 +100,19 @@ def find(unit: ReadUnit, user_id: str) -> User | None:
     return _one(unit, users.c.id == user_id)
 
 
+def stays(unit: WriteUnit, user_id: str) -> bool:
+    """Say whether a person is there, and let nobody erase them until the unit ends. On PostgreSQL it is the lock that a
+    reference to their row takes: it is in nobody else's way."""
+    there = select(users.c.id).where(users.c.id == user_id, users.c.erased_at.is_(None))
+    return unit.select(there.with_for_update(read=True, key_share=True)).one_or_none() is not None
+
+
+def seize(unit: WriteUnit, user_id: str) -> User | None:
+    """Return a person who is to be erased, once nothing of theirs is under way; whatever comes later finds nobody."""
+    unit.select(select(users.c.id).where(users.c.id == user_id).with_for_update()).all()
+    return find(unit, user_id)
+
+
 def note_login(unit: WriteUnit, user_id: str, now: int) -> None:
     """Remember when a person last signed in."""
     unit.execute(update(users).where(users.c.id == user_id).values(last_login_at=now))
