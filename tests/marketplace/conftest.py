@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import shutil
@@ -42,6 +43,7 @@ from marketplace.store.vault import Vault
 from marketplace.teams import service as teams
 from marketplace.users import service as users
 from marketplace.users.rules import Role, hash_password
+from marketplace.workers.outbox import Deliverer
 
 MakeDatabase = Callable[[], Database]
 
