@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 BlockFormat = Literal["q4_0", "q4_1", "q8_0"]
-Activation = Literal["silu", "gelu_tanh"]
+Activation = Literal["silu", "gelu_tanh", "gelu"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,6 +95,28 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
     return (wide * scale * weight.to(torch.float32)).to(x.dtype)
 
 
+def rms_norm_quantized(
+    x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype, residual: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """rms_norm in float32, then each row divided by its scale: (values of `dtype`, scales). A row's largest magnitude
+    becomes 127 in int8, 448 in float8_e4m3fn; int8 rounds halves up."""
+    if residual is not None:
+        residual += x
+        x = residual
+    normal = rms_norm(x.to(torch.float32), weight, eps)
+    largest = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}[dtype]
+    scales = normal.abs().amax(dim=-1).clamp(min=1e-30) / largest
+    steps = (normal / scales[..., None]).clamp(-largest, largest)
+    return (torch.floor(steps + 0.5) if dtype == torch.int8 else steps).to(dtype), scales
+
+
+def gather_rows(source: Tensor, rows: Tensor) -> Tensor:
+    """source[rows] of [N, H], zeros for rows outside [0, N)."""
+    inside = (rows >= 0) & (rows < source.shape[0])
+    found = source[rows.to(torch.int64).clamp(0, source.shape[0] - 1)]
+    return torch.where(inside[:, None], found, torch.zeros_like(found))
+
+
 def rotate(x: Tensor, cos_sin: Tensor) -> Tensor:
     """Rotate x [T, heads, D] by the angles of cos_sin [T, D] (cosines, then sines), element i paired with i + D/2."""
     half = x.shape[-1] // 2
@@ -115,8 +137,14 @@ def rope_and_cache(
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
 ) -> Tensor:
-    """Normalise (when asked) and rotate q and k, write k and v into the slots of the cache, return q [T, Hq, D]."""
+    """Normalise (when asked) and rotate q and k, write k and v into the slots of the cache, return q [T, Hq, D].
+
+    Slots below 0 are padding: nothing is written for them. k_scale, v_scale float32 [Hkv]: what is written is the value
+    divided by its head's scale, for caches of float8_e4m3fn saturated and rounded to nearest even.
+    """
     tokens, page_size, head_dim = qkv.shape[0], key_cache.shape[2], key_cache.shape[3]
     heads = qkv.reshape(tokens, num_q_heads + 2 * num_kv_heads, head_dim).to(torch.float32)
     q, k, v = torch.split(heads, [num_q_heads, num_kv_heads, num_kv_heads], dim=1)
@@ -126,10 +154,22 @@ def rope_and_cache(
         k = rms_norm(k, k_norm, eps)
     angles = cos_sin[positions.to(torch.int64)]
     q, k = rotate(q, angles), rotate(k, angles)
-    pages, offsets = slots.to(torch.int64) // page_size, slots.to(torch.int64) % page_size
-    key_cache[pages, :, offsets] = k.to(key_cache.dtype)
-    value_cache[pages, :, offsets] = v.to(value_cache.dtype)
+    live = slots >= 0
+    where = slots[live].to(torch.int64)
+    pages, offsets = where // page_size, where % page_size
+    for cache, new, scale in ((key_cache, k, k_scale), (value_cache, v, v_scale)):
+        rows = new[live] if scale is None else new[live] / scale[:, None]
+        if cache.dtype == torch.float8_e4m3fn:
+            # Torch indexes bytes, not 8-bit floats
+            cache.view(torch.uint8)[pages, :, offsets] = quantize_e4m3(rows).view(torch.uint8)
+        else:
+            cache[pages, :, offsets] = rows.to(cache.dtype)
     return q.to(qkv.dtype).contiguous()
+
+
+def quantize_e4m3(x: Tensor) -> Tensor:
+    """float8_e4m3fn of x, saturated at ±448, rounded to nearest even."""
+    return x.to(torch.float32).clamp(-448.0, 448.0).to(torch.float8_e4m3fn)
 
 
 def paged_attention(
@@ -141,8 +181,15 @@ def paged_attention(
     page_table: Tensor,
     scale: float,
     window: int = 0,
+    softcap: float = 0.0,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
 ) -> Tensor:
-    """softmax(q·kᵀ·scale)·v for every query over the keys that it may see; only those keys' slots are read."""
+    """softmax(q·kᵀ·scale)·v for every query over the keys that it may see; only those keys' slots are read.
+
+    softcap > 0: a score x counts as softcap · tanh(x / softcap). k_scale, v_scale float32 [Hkv]: a cached number stands
+    for itself times its head's scale. Rows of q past q_starts[S] are padding, their results 0.
+    """
     tokens, num_q_heads, head_dim = q.shape
     num_kv_heads, page_size = key_cache.shape[1], key_cache.shape[2]
     group = num_q_heads // num_kv_heads
@@ -150,8 +197,8 @@ def paged_attention(
     starts, lengths = q_starts.tolist(), kv_lens.tolist()
     for s, length in enumerate(lengths):
         pages = page_table[s, : -(-length // page_size)].to(torch.int64)
-        keys = key_cache[pages].transpose(1, 2).reshape(-1, num_kv_heads, head_dim)
-        values = value_cache[pages].transpose(1, 2).reshape(-1, num_kv_heads, head_dim)
+        keys = _gather_pages(key_cache, pages, k_scale)
+        values = _gather_pages(value_cache, pages, v_scale)
         first = length - (starts[s + 1] - starts[s])
         for t in range(starts[s], starts[s + 1]):
             position = first + t - starts[s]
@@ -159,9 +206,20 @@ def paged_attention(
             k = keys[low : position + 1].transpose(0, 1).to(torch.float32, copy=True)
             v = values[low : position + 1].transpose(0, 1).to(torch.float32, copy=True)
             query = q[t].reshape(num_kv_heads, group, head_dim).to(torch.float32, copy=True)
-            weights = torch.softmax(query @ k.transpose(1, 2) * scale, dim=-1)
+            scores = query @ k.transpose(1, 2) * scale
+            if softcap > 0:
+                scores = softcap * torch.tanh(scores / softcap)
+            weights = torch.softmax(scores, dim=-1)
             out[t] = (weights @ v).reshape(-1)
     return out.to(q.dtype)
+
+
+def _gather_pages(cache: Tensor, pages: Tensor, scale: Tensor | None) -> Tensor:
+    """Slots of the pages in order, [slots, Hkv, D], times the scales of their heads; as they lie without scales."""
+    num_kv_heads, head_dim = cache.shape[1], cache.shape[3]
+    taken = cache.view(torch.uint8)[pages].view(cache.dtype) if cache.dtype == torch.float8_e4m3fn else cache[pages]
+    rows = taken.transpose(1, 2).reshape(-1, num_kv_heads, head_dim)
+    return rows if scale is None else rows.to(torch.float32) * scale[:, None]
 
 
 def gated(gate_up: Tensor, activation: Activation = "silu") -> Tensor:
@@ -171,8 +229,10 @@ def gated(gate_up: Tensor, activation: Activation = "silu") -> Tensor:
         active = gate / (1.0 + torch.exp(-gate))
     elif activation == "gelu_tanh":
         active = 0.5 * gate * (1.0 + torch.tanh(0.7978845608028654 * (gate + 0.044715 * gate**3)))
+    elif activation == "gelu":
+        active = 0.5 * gate * (1.0 + torch.erf(gate * 0.7071067811865476))
     else:
-        raise ValueError(f"unknown activation {activation!r}; known: silu, gelu_tanh")
+        raise ValueError(f"unknown activation {activation!r}; known: silu, gelu_tanh, gelu")
     return (active * up).to(gate_up.dtype)
 
 
