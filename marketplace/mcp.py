@@ -36,7 +36,13 @@ _CREDENTIALS = ("authorization", "x-api-key")
 _INSTRUCTIONS = (
     "Accounts, keys and machines at Headrace. Money is in cents of the server currency, times are RFC 3339 in UTC."
 )
-_HEADERS = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
+_HEADERS = (
+    (b"cache-control", b"no-store"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+)
 
 
 class McpEndpoint:

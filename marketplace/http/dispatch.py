@@ -30,7 +30,12 @@ _FIXED = {
     "Content-Type": "application/json",
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
 }
+"""On every answer. None of them lets a page of another origin read it (CORS): nothing is asked for with cookies, and
+who wants to use the API from a page serves the page here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ _POLICY = {
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
 }
 _ASSETS = {
@@ -37,7 +38,7 @@ _SWAGGER = """<!doctype html>
 <script src="/swagger-ui/swagger-ui-bundle.js"></script><script src="/swagger-ui/start.js"></script></body></html>
 """
 _SWAGGER_START = """SwaggerUIBundle({url: "/api/openapi.json", dom_id: "#swagger-ui", deepLinking: true,
-  presets: [SwaggerUIBundle.presets.apis], layout: "BaseLayout", validatorUrl: null});
+  displayOperationId: true, presets: [SwaggerUIBundle.presets.apis], layout: "BaseLayout", validatorUrl: null});
 """
 _RAPIDOC = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Headrace management API</title>

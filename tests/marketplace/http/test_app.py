@@ -12,6 +12,7 @@ from starlette.routing import Router
 
 from marketplace.http import app
 from marketplace.http.operation import Operation
+from marketplace.mcp import McpEndpoint
 from marketplace.operations import TABLE
 
 if TYPE_CHECKING:
@@ -88,12 +89,61 @@ def test_a_request_goes_through(router: Router, sqlite_office: Office) -> None:
     assert headers["x-request-id"]
 
 
+def test_a_path_names_what_it_is_about(router: Router, sqlite_office: Office) -> None:
+    ada = sqlite_office.person()
+    team = sqlite_office.team(owner=ada)
+
+    def ask(method: str, rest: str, body: bytes = b"") -> Response:
+        path = f"/api/v1/teams/{team.id}{rest}"
+        return asyncio.run(request(router, path, [body], method=method, headers={"X-API-Key": ada.key}))
+
+    status, _, body = ask("GET", "")
+    assert status == 200 and json.loads(body)["team"]["id"] == team.id
+    status, _, body = ask("PUT", "", b'{"version": "v062", "data": {"name": "new"}}')
+    assert status == 200 and json.loads(body)["data"]["name"] == "new"
+    status, _, body = ask("PUT", "", b'{"name": "x", "team_id": "other"}')
+    assert status == 400 and json.loads(body)["error"]["param"] == "team_id"
+    invited = b'{"email": "new@example.com"}'
+    assert ask("PUT", "/members/add", invited)[0] == 200
+    status, headers, body = ask("POST", "/members/remove", b'{"selector": {"ByEmail": "new@example.com"}}')
+    assert (status, body) == (204, b"") and not {"content-length", "content-type"} & headers.keys()
+    assert ask("DELETE", "")[0] == 405
+
+
 def test_other_methods_and_paths_are_refused_in_the_same_shape(router: Router) -> None:
     status, headers, body = asyncio.run(request(router, "/api/v1/auth/me", method="GET"))
     assert (status, headers["allow"], json.loads(body)["error"]["code"]) == (405, "POST", "MethodNotAllowed")
     for path in ("/api/v1/nothing", "/api/", "/api/v1/auth/me/"):
         status, _, body = asyncio.run(request(router, path, method="GET"))
         assert (status, json.loads(body)["error"]["code"]) == (404, "NotFound")
+
+
+@pytest.mark.parametrize("path", ["/api/v1/auth/me", "/api/v1/auth/login", "/api/openapi.json", "/swagger-ui", "/mcp"])
+@pytest.mark.parametrize("method", ["OPTIONS", "POST", "GET"])
+def test_no_page_of_another_origin_may_read_an_answer(
+    router: Router, sqlite_office: Office, path: str, method: str
+) -> None:
+    asked = {"origin": "https://elsewhere.example", "access-control-request-method": "POST"}
+    asked["access-control-request-headers"] = "authorization,content-type"
+    asked["x-api-key"] = sqlite_office.person().key
+    full = Router([*router.routes, McpEndpoint(TABLE, sqlite_office.context).route()], redirect_slashes=False)
+    status, headers, _ = asyncio.run(request(full, path, method=method, headers=asked))
+    assert not [name for name in headers if name.startswith("access-control-")]
+    assert method != "OPTIONS" or status in (404, 405)
+
+
+@pytest.mark.parametrize("path", ["/api/v1/auth/me", "/api/v1/nothing", "/api/openapi.json", "/swagger-ui", "/rapidoc"])
+@pytest.mark.parametrize("method", ["POST", "GET"])
+def test_every_answer_tells_browsers_to_be_careful(
+    router: Router, sqlite_office: Office, path: str, method: str
+) -> None:
+    key = {"x-api-key": sqlite_office.person().key}
+    status, headers, _ = asyncio.run(request(router, path, method=method, headers=key))
+    if status == 405 and not path.startswith("/api/v1"):
+        return  # a page that was not asked for
+    assert headers["x-content-type-options"] == "nosniff" and headers["x-frame-options"] == "DENY"
+    assert headers["referrer-policy"] == "no-referrer"
+    assert "frame-ancestors 'none'" in headers["content-security-policy"]
 
 
 def test_a_client_that_leaves_gets_nothing_and_breaks_nothing(router: Router) -> None:
