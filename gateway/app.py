@@ -35,6 +35,7 @@ from gateway.inference.completions import CompletionAsk
 from gateway.inference.endpoint import Endpoint, Handler, not_found
 from gateway.inference.http import Exchange
 from gateway.inference.pipeline import Limits, Services
+from gateway.inference.reports import Reports
 from gateway.metering.metering import Metering
 from gateway.settings import Paths, Settings
 from gateway.telemetry import CONTENT_TYPE, Telemetry
@@ -99,6 +100,8 @@ class Gateway:
         self._mcp: McpEndpoint
         self._model = model
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenise")
+        self._readers = ThreadPoolExecutor(2, thread_name_prefix="reports")
+        self._reports: Reports
         self._tasks: list[asyncio.Task[None]] = []
         self._started = False
         self._stopping = False
@@ -149,6 +152,7 @@ class Gateway:
             new_id=RequestIds(),
             spendings=Spendings(database, self.metering.meter.open_charges, self._ledger_caught_up, wall_us),
         )
+        self._reports = Reports(database, self.services.spendings, self._readers, wall_us, monotonic_us)
         await self.replica.ready()
         await self.metering.recover(_Engines(self._model, self.replica))
         self._tasks.append(asyncio.create_task(self._poll_prices(database), name="prices"))
@@ -173,6 +177,7 @@ class Gateway:
             await asyncio.to_thread(self._chores.stop)
         await self.replica.stop(drain_s)
         self._threads.shutdown(wait=False, cancel_futures=True)
+        await asyncio.to_thread(self._readers.shutdown, wait=True, cancel_futures=True)
         if self._database is not None:
             await asyncio.to_thread(self._database.close)
 
@@ -213,6 +218,17 @@ class Gateway:
             name = exchange.scope["path_params"]["name"]
             await exchange.json(200, model_lists.one_model(services.catalogue, key, name))
 
+        reports = self._reports
+
+        async def usage(exchange: Exchange) -> None:
+            await reports.usage(exchange, pipeline.authenticate(services, exchange))
+
+        async def key(exchange: Exchange) -> None:
+            await reports.key(exchange, pipeline.authenticate(services, exchange))
+
+        async def credit(exchange: Exchange) -> None:
+            await reports.credits(exchange, pipeline.authenticate(services, exchange))
+
         async def health(exchange: Exchange) -> None:
             await exchange.json(200, b'{"status":"alive"}')
 
@@ -232,6 +248,9 @@ class Gateway:
             endpoint("/v1/completions", POST=completions),
             endpoint("/v1/models", GET=models),
             endpoint("/v1/models/{name:path}", GET=model),
+            endpoint("/v1/usage", GET=usage),
+            endpoint("/v1/key", GET=key),
+            endpoint("/v1/credits", GET=credit),
             endpoint("/healthz", GET=health),
             endpoint("/readyz", GET=ready),
             endpoint("/metrics", GET=metrics),
