@@ -22,7 +22,7 @@ from marketplace.auth.wire import (
 )
 from marketplace.http.errors import Code, Refusal
 from marketplace.http.limits import LOGIN_PER_EMAIL, TOTP_PER_PERSON
-from marketplace.http.operation import Call, Operation, Reads, Steps, Writes
+from marketplace.http.operation import Call, Operation, Reads, Steps, Tool, Writes
 from marketplace.http.principal import PERSONAL
 from marketplace.http.wire import Nothing
 from marketplace.providers import service as providers
@@ -274,6 +274,11 @@ OPERATIONS: tuple[Operation[Any], ...] = (
             "last_login_at": "2026-11-21T01:00:00Z",
             "principal": {"User": "019a0f6c-2a00-7abc-8def-000000000001"},
         },
+        tool=Tool(
+            name="who_am_i",
+            description="Whom you work for: the person or team that your credential belongs to.",
+            arguments=Nothing,
+        ),
     ),
     Operation(
         name="capabilities.list",

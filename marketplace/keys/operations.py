@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from marketplace.http.errors import Code, Refusal
-from marketplace.http.operation import Call, Operation, Reads, Writes
+from marketplace.http.operation import Call, Operation, Reads, Tool, Writes
 from marketplace.http.pagination import next_cursor
 from marketplace.http.principal import PERSONAL
 from marketplace.keys import service as keys
@@ -191,6 +191,11 @@ OPERATIONS: tuple[Operation[Any], ...] = (
         example={"limit": 50},
         answer={"api_keys": [_EXAMPLE], "next_cursor": None},
         errors=(Code.NOT_TEAM_MEMBER, Code.PROVIDER_NOT_FOUND),
+        tool=Tool(
+            name="list_api_keys",
+            description="API keys, newest first, with their limits and when they were last used; never their secrets.",
+            arguments=ListRequest,
+        ),
     ),
     Operation(
         name="keys.update",
