@@ -11,7 +11,7 @@ from kernels.interface import BlockQuantized, LinearWeight, Ops, WeightPart
 
 __all__ = ["BlockQuantized", "LinearWeight", "Ops", "WeightPart", "table"]
 
-_CHOICES = {"cpu": ("auto", "cpu", "reference"), "cuda": ("auto", "reference")}
+_CHOICES = {"cpu": ("auto", "cpu", "reference", "triton"), "cuda": ("auto", "triton", "reference")}
 _log = logging.getLogger(__name__)
 
 
@@ -27,7 +27,9 @@ def table(
     threads: CPU threads, 0 for all cores this process may use. cache_dir: where built kernels are kept; None is the
     user's cache folder. activation_bits: 8 or 16, what activations are rounded to where they meet packed weights on a
     CPU. On CPUs without a working C compiler a warning is logged here and torch's own operations are
-    used. Raises ValueError for a choice that the device cannot run.
+    used; on GPUs without Triton the reference, with a warning. On a CPU "triton" runs the kernels in Triton's
+    interpreter, for tests: TRITON_INTERPRET=1 must be set before triton is imported. Raises ValueError for a choice
+    that the device cannot run.
     """
     kind = device.partition(":")[0]
     if kind not in _CHOICES:
@@ -36,11 +38,30 @@ def table(
         raise ValueError(f"kernels {choice!r} do not run on {device!r}; choose from {', '.join(_CHOICES[kind])}")
     if threads < 0:
         raise ValueError(f"threads must be 0 (all cores) or more, not {threads}")
-    if kind == "cuda" or choice == "reference":
-        from kernels.reference import ReferenceOps
+    if choice == "triton" or (kind == "cuda" and choice == "auto"):
+        return _triton(kind, choice)
+    return _reference() if choice == "reference" else _cpu(threads, cache_dir, activation_bits)
 
-        return ReferenceOps()
-    return _cpu(threads, cache_dir, activation_bits)
+
+def _reference() -> Ops:
+    from kernels.reference import ReferenceOps
+
+    return ReferenceOps()
+
+
+def _triton(kind: str, choice: str) -> Ops:
+    try:
+        import triton
+    except ModuleNotFoundError as error:
+        if choice == "triton":
+            raise ValueError("the triton kernels need the package triton, which is not installed") from error
+        _log.warning("no package triton, running many times slower on the reference operations")
+        return _reference()
+    if kind == "cpu" and not triton.knobs.runtime.interpret:
+        raise ValueError("the triton kernels run on a CPU only in the interpreter: set TRITON_INTERPRET=1")
+    from kernels.triton.table import TritonOps
+
+    return TritonOps()
 
 
 def _cpu(threads: int, cache_dir: Path | None, activation_bits: int) -> Ops:

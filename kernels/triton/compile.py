@@ -32,6 +32,7 @@ MODULES = (
     "activation",
     "embedding",
     "gather",
+    "gemm",
 )
 """Files of this folder that hold kernels."""
 

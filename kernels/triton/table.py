@@ -1,0 +1,121 @@
+"""The Triton implementation: this folder's kernels behind the `Ops` protocol, on a GPU or interpreted on a CPU.
+
+Weights are dense matrices of one float type each; block-quantised ones are dequantised when they are packed. Matrix
+products of more than 16 rows are the vendor library's, by torch. Rows of padding are harmless everywhere: token ids
+outside the vocabulary embed as zeros, slots below 0 are not written, queries past the last sequence give zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kernels.blocks import check_part, dequantize
+from kernels.interface import Activation, LinearWeight, WeightPart
+from kernels.reference import check_parts
+from kernels.triton.activation import gated
+from kernels.triton.attention import paged_attention
+from kernels.triton.embedding import embed
+from kernels.triton.gemm import MAX_ROWS, skinny_gemm
+from kernels.triton.norm import rms_norm
+from kernels.triton.rope_cache import rope_and_cache
+
+
+class MatrixWeight:
+    """A dense weight [N, K] on the device, with its bias [N] of the same type or None."""
+
+    __slots__ = ("bias", "matrix")
+
+    def __init__(self, matrix: Tensor, bias: Tensor | None) -> None:
+        self.matrix = matrix
+        self.bias = bias
+
+    @property
+    def in_features(self) -> int:
+        """K."""
+        return int(self.matrix.shape[1])
+
+    @property
+    def out_features(self) -> int:
+        """N."""
+        return int(self.matrix.shape[0])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, the bias included."""
+        return self.matrix.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+
+class TritonOps:
+    """Triton kernels on bfloat16, float16 or float32 activations."""
+
+    name = "triton"
+
+    def __init__(self, *, skinny_rows: int = MAX_ROWS, dense: torch.dtype | None = None) -> None:
+        """skinny_rows: products of up to this many rows go to the skinny GEMM; 0 leaves all to the vendor library.
+        dense: type that block-quantised weights are dequantised to; None is bfloat16 on a GPU, float32 on a CPU. Raises
+        ValueError for skinny_rows outside 0 to 16."""
+        if not 0 <= skinny_rows <= MAX_ROWS:
+            raise ValueError(f"skinny_rows must be 0 to {MAX_ROWS}, not {skinny_rows}")
+        self._skinny_rows = skinny_rows
+        self._dense = dense
+
+    def pack(self, parts: Sequence[WeightPart], bias: Tensor | None = None) -> LinearWeight:
+        """Stack row-blocks into one matrix of their common type. Raises ValueError for parts that do not fit."""
+        check_parts(parts, bias)
+        matrices = [self._matrix(part) for part in parts]
+        kind = matrices[0].dtype
+        for matrix in matrices[1:]:
+            kind = torch.promote_types(kind, matrix.dtype)
+        joined = torch.cat([matrix.to(kind) for matrix in matrices]) if len(matrices) > 1 else matrices[0].contiguous()
+        return MatrixWeight(joined, None if bias is None else bias.to(kind).contiguous())
+
+    def _matrix(self, part: WeightPart) -> Tensor:
+        check_part(part)
+        if isinstance(part, Tensor):
+            return part
+        on_cpu = part.data.device.type == "cpu"
+        return dequantize(part).to(self._dense or (torch.float32 if on_cpu else torch.bfloat16))
+
+    def linear(self, x: Tensor, weight: LinearWeight) -> Tensor:
+        """x [T, K] · weightᵀ + bias → [T, N]."""
+        held = _matrix_weight(weight)
+        if x.dim() != 2 or x.shape[1] != held.in_features:
+            raise ValueError(f"linear needs x of [T, {held.in_features}], not {list(x.shape)}")
+        if x.shape[0] <= self._skinny_rows:
+            return skinny_gemm(x, held.matrix, held.bias)
+        return functional.linear(x, held.matrix, held.bias)
+
+    def embed(self, token_ids: Tensor, weight: LinearWeight) -> Tensor:
+        """Rows of the matrix, zeros for ids outside it: padding needs no valid id."""
+        return embed(token_ids, _matrix_weight(weight).matrix)
+
+    rms_norm = staticmethod(rms_norm)
+    rope_and_cache = staticmethod(rope_and_cache)
+
+    def paged_attention(
+        self,
+        q: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        q_starts: Tensor,
+        kv_lens: Tensor,
+        page_table: Tensor,
+        scale: float,
+        window: int = 0,
+    ) -> Tensor:
+        """Causal attention over pages → [T, Hq·D]."""
+        return paged_attention(q, key_cache, value_cache, q_starts, kv_lens, page_table, scale, window)
+
+    def gated(self, gate_up: Tensor, activation: Activation = "silu") -> Tensor:
+        """activation(first half) · second half."""
+        return gated(gate_up, activation)
+
+
+def _matrix_weight(weight: LinearWeight) -> MatrixWeight:
+    if not isinstance(weight, MatrixWeight):
+        raise TypeError(f"this weight was packed by another implementation: {type(weight).__name__}")
+    return weight

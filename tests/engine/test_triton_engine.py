@@ -1,0 +1,74 @@
+"""The whole engine on the Triton kernels, interpreted on a CPU: the tokens are those of the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+import kernels
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.models.registry import load_model
+from engine.sampling_params import SamplingParams
+from engine.weights.sources import ModelSource
+from engine.wire import Submit, pack_tokens, unpack_tokens
+
+VOCAB = 61
+BASE = EngineConfig(
+    device="cpu", threads=1, kv_memory_mib=2, max_running=4, step_tokens=24, prefix_cache=True, max_context=64
+)
+SHAPE = {
+    "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "max_position_embeddings": 64, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3"])
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random model: heads of 64, tied embeddings and norms per head in the second."""
+    folder = tmp_path_factory.mktemp(request.param)
+    torch.manual_seed(7)
+    model: Any
+    if request.param == "llama":
+        model = LlamaForCausalLM(LlamaConfig(**SHAPE, head_dim=64))
+    else:
+        model = Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=64, tie_word_embeddings=True))
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            value.normal_(1.0 if "norm" in name else 0.0, 0.3)
+    model.save_pretrained(folder)
+    return folder
+
+
+def answers(checkpoint: Path, choice: str, prompts: Sequence[Sequence[int]], tokens: int) -> dict[str, list[int]]:
+    """Every prompt's greedy tokens, all submitted at once: prefill in chunks, mixed with decodes."""
+    ops = kernels.table("cpu", choice, 1)
+    config = msgspec.structs.replace(BASE, kernels=choice)
+    model = load_model(ModelSource(checkpoint, "safetensors", "tiny"), config, ops)
+    core = EngineCore(config, model, ops)
+    made: dict[str, list[int]] = {}
+    for i, prompt in enumerate(prompts):
+        made[str(i)] = []
+        params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+        assert core.submit(Submit(request_id=str(i), prompt=pack_tokens(prompt), params=params)) is None
+    while core.has_work():
+        for progress in core.step():
+            assert progress.error is None
+            made[progress.request_id] += unpack_tokens(progress.tokens)
+    core.check()
+    return made
+
+
+def test_the_engine_gives_the_reference_tokens(checkpoint: Path) -> None:
+    generator = torch.Generator().manual_seed(3)
+    prompts = [torch.randint(3, VOCAB, (length,), generator=generator).tolist() for length in (3, 30, 19)]
+    prompts.append(prompts[1][:20])
+    mine = answers(checkpoint, "triton", prompts, 5)
+    assert mine == answers(checkpoint, "reference", prompts, 5)
+    assert len({tuple(tokens) for tokens in mine.values()}) > 1
