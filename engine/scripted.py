@@ -29,6 +29,9 @@ from engine.wire import PROTOCOL, FrameReader, Welcome, WireError, decode_client
 
 log = logging.getLogger("engine.scripted")
 
+TIMER_S = 0.002
+"""How late a timer of the event loop may come."""
+
 
 class ScriptedEngine:
     """Serves a script on a Unix socket in the running event loop: `async with ScriptedEngine(path, script) as engine`.
@@ -137,6 +140,8 @@ class ScriptedEngine:
         if due is None or any(peer.paused for peer in self._peers if self.core.script.interval_ms == 0):
             return
         loop = asyncio.get_running_loop()
+        if due > 0 and self.core.script.tick_ms < 1:
+            due = max(0.0, due - TIMER_S)  # finer than a timer: from here on it looks at the clock
         self._timer = loop.call_soon(self._step) if due == 0 else loop.call_later(due, self._step)
 
     def _step(self) -> None:

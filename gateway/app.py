@@ -36,6 +36,7 @@ from gateway.inference.endpoint import Endpoint, Handler, not_found
 from gateway.inference.http import Exchange
 from gateway.inference.pipeline import Limits, Services
 from gateway.inference.reports import Reports
+from gateway.metering.clerk import ProcessClerk
 from gateway.metering.metering import Metering
 from gateway.settings import Paths, Settings
 from gateway.telemetry import CONTENT_TYPE, Telemetry
@@ -114,8 +115,8 @@ class Gateway:
     async def start(self, prepared: Prepared) -> None:
         """Open the books, wait for the launched engine, recover; returns when requests can be served.
 
-        Raises StartError (engine), JournalInUseError, JournalDamagedError, JournalUnavailableError, SQLAlchemyError,
-        OSError.
+        Raises StartError (engine), JournalInUseError, JournalDamagedError, JournalUnavailableError, ClerkError,
+        SQLAlchemyError, OSError.
         """
         database = self._database = prepared.database
         self.keys = KeyMap(database, prepared.pepper, wall_us)
@@ -131,7 +132,9 @@ class Gateway:
         )
         self._mcp = McpEndpoint(TABLE, self._management, self._observe)
         await self._mcp.start()
-        self.metering = await Metering.start(self._paths.journal, database, clock=wall_us, monotonic=monotonic_us)
+        self.metering = await Metering.start(
+            self._paths.journal, database, clock=wall_us, monotonic=monotonic_us, clerk=ProcessClerk
+        )
         self._started = True
         await asyncio.to_thread(self.keys.load)
         self.keys.start()

@@ -22,6 +22,7 @@ from engine.weights.sources import ModelSource, default_cache_dir, resolve
 from gateway.app import Gateway, wall_us
 from gateway.bootstrap import BootstrapError, FirstRun, Prepared, lock, prepare
 from gateway.fleet.replicas import StartError
+from gateway.metering.clerk import ClerkError
 from gateway.metering.journal import JournalDamagedError, JournalInUseError, JournalUnavailableError
 from gateway.server import bind, make_server
 from gateway.settings import Paths, SettingError, Settings
@@ -44,13 +45,14 @@ def serve(settings: Settings) -> int:
             source = _fetch(settings)
             name = settings.engine.served_name or source.name
             base_url = _base_url(settings.host, listener.getsockname()[1])
-            gateway = Gateway(settings, name, source)
+            told = msgspec.structs.replace(settings, public_url=settings.public_url or base_url)
+            gateway = Gateway(told, name, source)
             return uvloop.run(_run(gateway, listener, name, base_url))
     except (BootstrapError, WeightsError, SettingError) as error:
         return _fail(str(error))
     except StartError as error:
         return _fail(f"the engine does not start: {error} (its log is {paths.engine_log})")
-    except (JournalInUseError, JournalDamagedError, JournalUnavailableError) as error:
+    except (JournalInUseError, JournalDamagedError, JournalUnavailableError, ClerkError) as error:
         return _fail(str(error))
     except (SQLAlchemyError, OSError) as error:
         return _fail(f"{type(error).__name__}: {error}")

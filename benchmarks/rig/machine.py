@@ -72,6 +72,18 @@ def process_tree(root: int) -> list[int]:
     return tree
 
 
+def gateway_processes(root: int) -> list[int]:
+    """Return `root` and its live descendants but for engines: everything that a gateway is made of."""
+    return [pid for pid in process_tree(root) if pid == root or b"engine." not in _command_line(pid)]
+
+
+def _command_line(pid: int) -> bytes:
+    try:
+        return (PROC / str(pid) / "cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
+
+
 def cpu_seconds(pids: Iterable[int]) -> float:
     """Return the CPU time that the processes have used so far; one that is gone counts nothing."""
     ticks = 0

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from gateway.metering.clerk import Clerk, ThreadClerk
 from gateway.metering.journal import Journal
 from gateway.metering.meter import Meter
 from gateway.metering.purse import Purses
@@ -44,10 +45,11 @@ class Metering:
         database: Database,
         clock: Callable[[], int],
         monotonic: Callable[[], int],
+        clerk: Clerk,
     ) -> None:
         self.journal = journal
         self.purses = Purses()
-        self.settler = Settler(journal, self.purses, database, monotonic)
+        self.settler = Settler(journal, self.purses, clerk, monotonic)
         self.standings = Standings(database, journal.node, self.purses, monotonic)
         self.meter = Meter(
             journal,
@@ -68,16 +70,24 @@ class Metering:
 
     @classmethod
     async def start(
-        cls, path: Path, database: Database, *, clock: Callable[[], int], monotonic: Callable[[], int]
+        cls,
+        path: Path,
+        database: Database,
+        *,
+        clock: Callable[[], int],
+        monotonic: Callable[[], int],
+        clerk: Callable[[str, str], Clerk] | None = None,
     ) -> Metering:
         """Open the journal, bring its tail into the ledger, read the accounts, start the threads and tasks.
 
-        `clock` gives µs UTC, `monotonic` µs that never jump. Raises JournalInUseError, JournalDamagedError, OSError,
-        SQLAlchemyError; nothing is left running then.
+        `clock` gives µs UTC, `monotonic` µs that never jump; `clerk` makes who writes the ledger, from the database's
+        address and the journal's name: a thread when it is not given. Raises JournalInUseError, JournalDamagedError,
+        ClerkError, OSError, SQLAlchemyError; nothing is left running then.
         """
         sys.setswitchinterval(min(SWITCH_S, sys.getswitchinterval()))
         journal = await asyncio.to_thread(Journal.open, path)
-        metering = cls(journal, database, clock, monotonic)
+        made = ThreadClerk(database, journal.node) if clerk is None else clerk(database.url, journal.node)
+        metering = cls(journal, database, clock, monotonic, made)
         try:
             await metering._begin()
         except BaseException:
@@ -98,7 +108,7 @@ class Metering:
         await self.standings.load()
         self.meter.allowances.restore(used, self._clock())
         journal.start(asyncio.get_running_loop())
-        self.settler.start()
+        await self.settler.start()
         self.standings.start()
         self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
 

@@ -1,4 +1,4 @@
-"""Carries the journal into the ledger: batches of what is durable, each one SQL transaction, in a thread.
+"""Carries the journal into the ledger: batches of what is durable, each one SQL transaction, which a clerk makes.
 
 Exactly once: the ledger raises this journal's `applied_seq` in the transaction that applies the records, and ignores
 what it already has; so a batch whose outcome is unknown is simply applied again. A locked or unreachable database
@@ -11,17 +11,16 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
 import msgspec
 
 from gateway.metering import failpoints
+from gateway.metering.clerk import Clerk
 from gateway.metering.journal import Journal
 from gateway.metering.purse import Purses
-from marketplace.ledger.apply import AppliedBatch, apply_batch
+from marketplace.ledger.apply import AppliedBatch
 from marketplace.ledger.records import JournalRecord
-from marketplace.store.db import Database, WriteUnit
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +57,7 @@ class Settler:
         self,
         journal: Journal,
         purses: Purses,
-        database: Database,
+        clerk: Clerk,
         monotonic: Callable[[], int],
         *,
         lag_limit_us: int = LAG_LIMIT_US,
@@ -71,7 +70,7 @@ class Settler:
         self.applied_seq = 0
         self._journal = journal
         self._purses = purses
-        self._database = database
+        self._clerk = clerk
         self._monotonic = monotonic
         self._lag_limit_us = lag_limit_us
         self._lag_limit_records = lag_limit_records
@@ -80,7 +79,6 @@ class Settler:
         self._wake = asyncio.Event()
         self._full = asyncio.Event()
         self._expected: list[tuple[int, asyncio.Future[None]]] = []
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="settler")
         self._task: asyncio.Task[None] | None = None
 
     # -- health ------------------------------------------------------------------------------------
@@ -110,7 +108,7 @@ class Settler:
         failpoints.hit("recovery.before_replay")
         for begin in range(0, len(records), BATCH_RECORDS):
             batch = records[begin : begin + BATCH_RECORDS]
-            self._took(await self._run(batch), len(batch))
+            self._took(await self._clerk.apply(batch), len(batch))
         failpoints.hit("recovery.after_replay")
 
     def receive(self, records: list[JournalRecord]) -> None:
@@ -122,8 +120,9 @@ class Settler:
         if len(self._waiting) >= BATCH_RECORDS:
             self._full.set()
 
-    def start(self) -> None:
-        """Begin to apply what is received."""
+    async def start(self) -> None:
+        """Begin to apply what is received. Raises ClerkError."""
+        await self._clerk.start()
         self._task = asyncio.get_running_loop().create_task(self._forever())
 
     async def reached(self, seq: int) -> None:
@@ -145,8 +144,8 @@ class Settler:
                 done = False
             self._task.cancel()
             await asyncio.wait([self._task])
-        # The thread may be in the middle of a transaction: it ends before the journal is closed.
-        await asyncio.to_thread(self._executor.shutdown)
+        # The clerk may be in the middle of a transaction: it ends before the journal is closed.
+        await self._clerk.close()
         return done
 
     # -- the work ----------------------------------------------------------------------------------
@@ -158,7 +157,7 @@ class Settler:
             await self._gather()
             batch = list(islice(self._waiting, BATCH_RECORDS))
             try:
-                applied = await self._run(batch)
+                applied = await self._clerk.apply(batch)
             except (
                 Exception
             ) as error:  # supervision boundary: a settler that died would leave the ledger behind for ever
@@ -184,20 +183,6 @@ class Settler:
                 await asyncio.wait_for(self._full.wait(), BATCH_S)
             except TimeoutError:
                 return
-
-    async def _run(self, records: Sequence[JournalRecord]) -> AppliedBatch:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, self._apply, records)
-
-    def _apply(self, records: Sequence[JournalRecord]) -> AppliedBatch:
-        failpoints.hit("settler.before_apply")
-        applied = self._database.transact(lambda unit: self._work(unit, records))
-        failpoints.hit("settler.after_apply")
-        return applied
-
-    def _work(self, unit: WriteUnit, records: Sequence[JournalRecord]) -> AppliedBatch:
-        applied = apply_batch(unit, self._journal.node, records)
-        failpoints.hit("settler.inside_apply")
-        return applied
 
     def _took(self, applied: AppliedBatch, records: int) -> None:
         self._purses.refresh(applied.accounts, applied.applied_seq)

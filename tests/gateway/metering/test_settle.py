@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from gateway.metering import failpoints
+from gateway.metering.clerk import ThreadClerk
 from gateway.metering.journal import Journal
 from gateway.metering.purse import Purses
 from gateway.metering.settle import BATCH_RECORDS, Settler
@@ -37,7 +38,7 @@ def run(tmp_path: Path, bank: Any, clocks: Any) -> Callable[..., Any]:
             purses = Purses()
             with bank.database.read() as unit:
                 purses.refresh(account_states(unit), 0)
-            settler = Settler(journal, purses, bank.database, clocks.monotonic, **limits)
+            settler = Settler(journal, purses, ThreadClerk(bank.database, journal.node), clocks.monotonic, **limits)
             journal.on_commit = settler.receive
             try:
                 return await work(settler, purses, journal)
@@ -65,7 +66,7 @@ async def append(journal: Journal, purses: Purses, count: int) -> None:
 
 def test_the_journal_arrives_in_the_ledger_and_leaves_the_journal(run: Any, bank: Any) -> None:
     async def work(settler: Settler, purses: Purses, journal: Journal) -> None:
-        settler.start()
+        await settler.start()
         await append(journal, purses, 3)
         await settler.reached(6)
         purse = purses.get("a")
@@ -83,7 +84,7 @@ def test_the_journal_arrives_in_the_ledger_and_leaves_the_journal(run: Any, bank
 def test_batches_are_bounded(run: Any) -> None:
     async def work(settler: Settler, purses: Purses, journal: Journal) -> None:
         await append(journal, purses, 400)
-        settler.start()
+        await settler.start()
         await settler.reached(800)
         assert settler.stats.batches == -(-800 // BATCH_RECORDS)
 
@@ -99,7 +100,7 @@ def test_a_batch_applied_twice_changes_nothing(run: Any, bank: Any) -> None:
             raise OperationalError("COMMIT", {}, ConnectionError("connection lost"))
 
         failpoints.arm("settler.after_apply", lose_answer)
-        settler.start()
+        await settler.start()
         await append(journal, purses, 2)
         await settler.reached(4)
         purse = purses.get("a")
@@ -123,7 +124,7 @@ def test_an_unavailable_ledger_delays_and_is_reported_when_it_lasts(run: Any, ba
             raise OperationalError("BEGIN IMMEDIATE", {}, ConnectionError("database is locked"))
 
         failpoints.arm("settler.before_apply", locked)
-        settler.start()
+        await settler.start()
         await append(journal, purses, 1)
         assert settler.trouble() is None
         for _ in range(2_000):
@@ -157,7 +158,7 @@ def test_what_is_not_applied_at_the_end_is_left_for_the_next_start(run: Any, ban
             raise OperationalError("BEGIN IMMEDIATE", {}, ConnectionError("database is locked"))
 
         failpoints.arm("settler.before_apply", locked)
-        settler.start()
+        await settler.start()
         await append(journal, purses, 2)
         return await settler.close(0.05)
 
