@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import msgspec
-from sqlalchemy import ColumnElement, Select, func, or_, select
+from sqlalchemy import ColumnElement, FromClause, Select, func, or_, select
 
 from marketplace.http.pagination import newest_first
 from marketplace.ledger.tables import account, hold
@@ -56,14 +56,14 @@ _COLUMNS = (
 
 def page(unit: ReadUnit, selection: Selection, *, cursor: str | None, limit: int) -> list[Person]:
     """Return people, newest first: one more than `limit` when there are more."""
-    wanted = select(*_COLUMNS).where(*_conditions(selection))
+    wanted = select(*_COLUMNS).select_from(_joined(selection)).where(*_conditions(selection))
     rows = unit.select(newest_first(wanted, users.c.created_at, users.c.id, cursor, limit))
     return [Person(**row._mapping) for row in rows]
 
 
 def total(unit: ReadUnit, selection: Selection) -> int:
     """Return how many people there are on all pages together."""
-    wanted = select(func.count()).select_from(users).where(*_conditions(selection))
+    wanted = select(func.count()).select_from(_joined(selection)).where(*_conditions(selection))
     return int(unit.select(wanted).scalar_one())
 
 
@@ -92,8 +92,8 @@ def running() -> Select[str]:
     return select(hold.c.account_id).where(hold.c.state == "open")
 
 
-def _spent_at_least(nano: int) -> Select[str]:
-    return select(account.c.id).where(account.c.spent >= nano)
+def _joined(selection: Selection) -> FromClause:
+    return users if selection.min_spend is None else users.join(account, account.c.id == users.c.account_id)
 
 
 def _conditions(selection: Selection) -> list[ColumnElement[bool]]:
@@ -103,8 +103,8 @@ def _conditions(selection: Selection) -> list[ColumnElement[bool]]:
     for provider_id in (selection.provider_id, selection.visible_to):
         if provider_id is not None:
             found.append(users.c.id.in_(providers.related(provider_id)))
-    if selection.min_spend is not None and selection.min_spend > 0:
-        found.append(users.c.account_id.in_(_spent_at_least(selection.min_spend)))
+    if selection.min_spend is not None:
+        found.append(account.c.spent >= selection.min_spend)
     if selection.active:
         found.append(users.c.account_id.in_(running()))
     return found
