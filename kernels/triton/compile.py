@@ -33,6 +33,10 @@ MODULES = (
     "embedding",
     "gather",
     "gemm",
+    "sampling",
+    "rope_cache",
+    "attention_split",
+    "attention",
 )
 """Files of this folder that hold kernels."""
 
