@@ -16,7 +16,7 @@ from marketplace.keys.rules import KeyKind
 from marketplace.keys.service import KeyRow, UnknownKeyError
 from marketplace.providers import service as providers
 from marketplace.providers.service import Provider
-from marketplace.store.db import ReadUnit
+from marketplace.store.db import ReadUnit, WriteUnit
 from marketplace.teams import service as teams
 from marketplace.teams.rules import at_least
 from marketplace.users.permissions import Permission
@@ -60,6 +60,8 @@ def holder(call: Call, unit: ReadUnit, kind: KeyKind | None, team_id: str | None
         raise Refusal(Code.VALIDATION_FAILED, "team_id: it is missing", param="team_id")
     if kind == "user" and team_id is not None:
         raise Refusal(Code.VALIDATION_FAILED, "team_id: a person's key belongs to no team", param="team_id")
+    if team_id is not None and isinstance(unit, WriteUnit):
+        teams.lock(unit, team_id)  # whoever deletes it at the same time revokes this key too, or comes first
     mine = party(call, unit, team_id, needs="Admin")
     return Holder(mine.kind, mine.id, mine.account_id)
 
@@ -93,6 +95,8 @@ def _may_handle(call: Call, unit: ReadUnit, row: KeyRow) -> bool:
     if row.kind == "user":
         return row.owner_id == caller.id
     if row.kind == "team":
+        if isinstance(unit, WriteUnit):
+            teams.lock(unit, row.owner_id)
         role = teams.role_of(unit, row.owner_id, caller.id)
         return role is not None and at_least(role, "Admin")
     if Permission.KEYS_SERVICE in caller.permissions:

@@ -104,11 +104,11 @@ def transfer(call: Call, unit: WriteUnit, request: TransferRequest) -> TeamId:
     return TeamId(id=team.id)
 
 
-def acting(call: Call, unit: WriteUnit, team_id: str, *, lock: bool = True) -> tuple[Team, Actor]:
+def acting(call: Call, unit: WriteUnit, team_id: str) -> tuple[Team, Actor]:
     """Lock the team and return it with the caller's role in it. Refusal: NotTeamMember for strangers, whether there is
     such a team or not. Admins of the platform act as owners; TeamNotFound for them."""
     person = call.caller.person
-    found = service.lock(unit, team_id) if lock else service.find(unit, team_id)
+    found = service.lock(unit, team_id)
     role = None if found is None else service.role_of(unit, team_id, person.id)
     if Permission.TEAMS_WRITE_ALL in call.caller.permissions:
         role = "Owner"

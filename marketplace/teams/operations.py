@@ -125,12 +125,9 @@ def update(call: Call, unit: WriteUnit, request: UpdateRequest) -> TeamAnswer:
 
 def delete(call: Call, unit: WriteUnit, request: TeamRequest) -> TeamId:
     """End a team that has nothing any more, with its keys."""
-    team, actor = acting(call, unit, request.team_id, lock=False)
-    needs(actor, "Owner")
-    # Accounts are locked before teams, and for nobody who may not delete this one.
-    accounts.lock(unit, [team.account_id])
     team, actor = acting(call, unit, request.team_id)
     needs(actor, "Owner")
+    accounts.lock(unit, [team.account_id])
     state = accounts.get(unit, team.account_id)
     requests = count_open(unit, team.account_id)
     instances = live_instances(unit, [team.account_id]).get(team.account_id, 0)

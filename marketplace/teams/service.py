@@ -83,7 +83,10 @@ def find(unit: ReadUnit, team_id: str) -> Team | None:
 
 
 def lock(unit: WriteUnit, team_id: str) -> Team | None:
-    """Return the team, and let nobody else change it or its members until the unit ends."""
+    """Return the team, and let nobody else change it or its members until the unit ends.
+
+    Teams are locked before chains and accounts: whoever confirms an address joins teams and is then given a bonus.
+    """
     row = unit.select(select(*TEAM).where(team.c.id == team_id, LIVE).with_for_update()).one_or_none()
     return None if row is None else Team(**row._mapping)
 

@@ -68,6 +68,14 @@ def test_a_key_is_known_by_either_header(ring: Ring) -> None:
     assert len(ring.map) == 1
 
 
+def test_a_team_s_key_speaks_for_the_team_and_spends_its_money(ring: Ring) -> None:
+    _, secret = ring.make(kind="team", owner_id="the team", account_id="payer")
+    ring.map.load()
+    state = ring.caller(secret)
+    assert secret.startswith("hr_t_")
+    assert (state.kind, state.owner_id, state.account_id) == ("team", "the team", "payer")
+
+
 @pytest.mark.parametrize(
     "authorization",
     [

@@ -57,6 +57,39 @@ def test_from_the_first_password_to_a_revoked_key(make_house: MakeHouse) -> None
     assert ask(house, "/api/v1/auth/me", {}, token).status == 401
 
 
+def test_a_team_pays_for_what_its_key_asks(make_house: MakeHouse) -> None:
+    house = make_house()
+    login = {"email": house.first.admin_email, "password": house.first.admin_password}
+    token = told(ask(house, "/api/v1/auth/login", login))["token"]
+    own = told(ask(house, "/api/v1/account/info", {}, token))["balance"]
+    team = told(ask(house, "/api/v1/teams/create", {"name": "research"}, token))
+    made = told(ask(house, "/api/v1/api-keys/add", {"name": "ci", "team_id": team["id"]}, token))
+    assert made["key"].startswith("hr_t_")
+    client = house.client(api_key=made["key"])
+
+    def loaded() -> bool:
+        return any(state.key_id == made["id"] for state in house.gateway.keys._keys.values())
+
+    house.eventually(loaded, "the team's key is known")
+    with pytest.raises(openai.RateLimitError, match="the balance does not cover"):  # the team has nothing yet
+        client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "hello"}])
+    funds = {"account": {"ByTeamIds": [team["id"]]}, "amount": 100}
+    told(ask(house, "/api/v1/account/transactions/create/external", funds, token))
+
+    purses = house.gateway.metering.purses
+    house.eventually(lambda: purses.get(team["account_id"]).available > 0, "the team's money arrives")
+    client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "hello"}])
+    house.idle()
+    by_team = {"selector": {"ByTeam": team["id"]}}
+    usage, funded = told(ask(house, "/api/v2/account/transactions/list", by_team, token))["transactions"]
+    assert usage["info"]["ServiceUsage"]["key_name"] == "ci" and usage["amount"] < 0 and funded["amount"] == 100
+    assert told(ask(house, "/api/v1/account/info", {}, made["key"]))["balance"] == 100 + usage["amount"]
+    assert told(ask(house, "/api/v1/account/info", {}, token))["balance"] == own
+    assert ask(house, f"/api/v1/teams/{team['id']}/delete", {}, token).status == 409
+    got = told(ask(house, f"/api/v1/teams/{team['id']}", {}, made["key"], "GET"))
+    assert [one["role"] for one in got["members"]] == ["Owner"]
+
+
 def test_the_document_and_unknown_paths(make_house: MakeHouse) -> None:
     house = make_house()
     document = told(ask(house, "/api/openapi.json", None, method="GET"))

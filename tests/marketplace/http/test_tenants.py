@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -26,35 +27,68 @@ _VALUES = st.recursive(
 )
 
 
+_SHAPES: list[Callable[[str], Any]] = [
+    lambda text: text,
+    lambda text: {"ByTeam": text},
+    lambda text: {"ById": [text]},
+    lambda text: {"ById": text},
+    lambda text: {"ByEmail": text},
+    lambda text: {"ByUserIds": [text]},
+    lambda text: {"ByTeamIds": [text]},
+]
+
+
+_FREE = ("name", "description")
+"""What a caller may call its own things as it likes: that it reads a text there says nothing."""
+
+
+class World(NamedTuple):
+    """Callers, a team of the person's, and texts that only somebody else may read."""
+
+    person: Caller
+    team: Caller
+    admin: Caller
+    own: str
+    texts: list[str]
+
+
 @pytest.fixture(scope="module")
-def world(sqlite_office: Office) -> tuple[Caller, Caller, Caller, list[str]]:
-    """A person, a team and an admin, and texts that only somebody else may read."""
-    secret = [sqlite_office.person(balance=10**9), sqlite_office.team()]
-    texts = [part for one in secret for part in (one.id, one.account_id, one.key_id) if part]
-    for one in secret[:1]:
-        sqlite_office.ask("keys.add", {"name": "of somebody else"}, one)
-        texts += [one.email, "of somebody else"]
-        page = sqlite_office.ask("account.transactions_list", {}, one).body
-        texts += [line["id"] for line in page["transactions"]]
-    return sqlite_office.person(), sqlite_office.team(), sqlite_office.person("admin"), texts
+def world(sqlite_office: Office) -> World:
+    """Two tenants: one that asks, and one with everything that there is to read."""
+    ada = sqlite_office.person(balance=10**9)
+    theirs = sqlite_office.team(owner=ada, name="their team")
+    texts = [part for one in (ada, theirs) for part in (one.id, one.account_id, one.key_id)]
+    texts += [ada.email, "their team", "of somebody else", "invited@example.org", "team key of somebody else"]
+    sqlite_office.ask("keys.add", {"name": "of somebody else"}, ada)
+    sqlite_office.ask("keys.add", {"name": "team key of somebody else", "team_id": theirs.id}, ada)
+    sqlite_office.ask("teams.members_add", {"team_id": theirs.id, "email": "invited@example.org"}, ada)
+    for who in (ada, theirs):
+        texts += [line["id"] for line in sqlite_office.ask("account.transactions_list", {}, who).body["transactions"]]
+        texts += [event["id"] for event in sqlite_office.ask("events.list", {}, who).body["events"]]
+    person = sqlite_office.person()
+    own = sqlite_office.team(owner=person, name="own team")
+    return World(person, sqlite_office.team(name="another"), sqlite_office.person("admin"), own.id, texts)
 
 
 @pytest.mark.parametrize("operation", TABLE, ids=lambda operation: operation.name)
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_body_is_a_defect_or_opens_another_tenant(
-    operation: Operation[Any], data: st.DataObject, sqlite_office: Office, world: Any
+    operation: Operation[Any], data: st.DataObject, sqlite_office: Office, world: World
 ) -> None:
-    person, team, admin, texts = world
+    person, team, admin, own, texts = world
     if operation.rate == "login":
         sqlite_office.wait(3600)
     fields = [info.alias or name for name, info in operation.request.model_fields.items()]
     body = dict(operation.example)
     for field in fields:
         if data.draw(st.booleans()):
-            body[field] = data.draw(
-                _VALUES | st.sampled_from(texts) | st.sampled_from(texts).map(lambda x: {"ByTeam": x})
-            )
+            shape = data.draw(st.sampled_from(_SHAPES))
+            known = st.nothing() if field in _FREE else st.sampled_from(texts).map(shape)
+            body[field] = data.draw(_VALUES | known)
+    # Whoever adds somebody to a team by e-mail is told their id and name: everything else is asked in the team, too.
+    if "team_id" in fields and operation.name != "teams.members_add" and data.draw(st.booleans()):
+        body["team_id"] = own
     for who in (person, team, admin) if operation.permission else (None,):
         sqlite_office.wait(10)
         answer = sqlite_office.ask(operation.name, body, who)
