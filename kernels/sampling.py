@@ -53,8 +53,13 @@ _RARE_HASH = _hash_of(_RARE)
 def noise_key(seed: int, position: int) -> tuple[int, int]:
     """(low, high) 32-bit halves of the hash key of the token at `position` (0-based in its sequence). Any int is a
     seed."""
-    key = _splitmix64((_splitmix64(seed & _MASK64) + position * _GOLDEN) & _MASK64)
+    key = _splitmix64((seed_state(seed) + position * _GOLDEN) & _MASK64)
     return key & 0xFFFFFFFF, key >> 32
+
+
+def seed_state(seed: int) -> int:
+    """What `noise_key` makes of a seed before it meets a position: 64 bits, which devices keep in a request's row."""
+    return _splitmix64(seed & _MASK64)
 
 
 def _splitmix64(x: int) -> int:

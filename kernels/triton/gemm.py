@@ -4,7 +4,7 @@ x [M, K] contiguous, weight [N, K] contiguous, both bfloat16, float16 or float32
 x's type. A program multiplies BLOCK_N rows of the weight with all rows of x, held transposed and padded to 16 columns,
 so that the long side of the tile is the weight's (tensor cores take 64 rows of it and 16 columns at once). Where N
 alone gives too few programs to fill the device, K is split; the parts are float32 sums in a workspace that a second
-kernel adds up in a fixed order. Blocks and split depend on (N, K) and the device, never on M: a row's result is the same bits
+kernel adds up in a fixed order. Blocks and split depend on (N, K) and the device, never on M: a row has the same bits
 with 1 to 16 rows. Idea of splitting K: stream-K and split-K decompositions (arXiv 2301.03598).
 """
 
