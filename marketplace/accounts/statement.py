@@ -13,15 +13,18 @@ from dataclasses import dataclass
 from itertools import groupby
 
 import msgspec
-from sqlalchemy import Row, select
+from sqlalchemy import Row, Select, func, select
 
 from marketplace.http.pagination import Position
 from marketplace.keys.tables import api_key
-from marketplace.ledger.tables import entry, ledger_tx, usage_record
+from marketplace.ledger.tables import account, entry, ledger_tx, usage_record
 from marketplace.store.db import ReadUnit
 
 _CHUNK = 512
-"""Entries read at a time."""
+"""Most entries read at a time; the first time as many as a page has lines, then twice as many each time."""
+LATE = 4096
+"""Entries may be numbered later than they happened: what a crash left in a journal is entered at the next start. So the
+end of a range is only believed when this many of the account's entries beyond it lie outside of it, too."""
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -61,11 +64,16 @@ class _Sum:
 def page(
     unit: ReadUnit, account_id: str, *, since: int | None, until: int | None, position: Position | None, limit: int
 ) -> tuple[list[Line], Position | None]:
-    """Return lines, newest first, of transactions with `since` ≤ time < `until` (µs), and where to go on."""
+    """Return lines, newest first, of transactions with `since` ≤ time < `until` (µs), and where to go on.
+
+    What lies outside of the range is passed over without being read, however much there is.
+    """
     before, skip = (None, 0) if position is None else (position[0], int(position[1]))
+    if before is None and until is not None:
+        before = _end(unit, account_id, until)
     lines: list[Line] = []
     positions: list[Position] = []
-    for top, batch in _batches(unit, account_id, before):
+    for top, batch in _batches(unit, account_id, before, limit + 1):
         fitting = [row for row in batch if (since is None or row.at >= since) and (until is None or row.at < until)]
         for given, line in enumerate(_sums(fitting), start=1):
             if given > skip:
@@ -73,20 +81,55 @@ def page(
                 positions.append((top + 1, given))
         if len(lines) > limit:
             return lines[:limit], positions[limit - 1]
+        oldest = batch[-1].ordinal
+        if since is not None and not fitting and not _any_since(unit, account_id, oldest, since):
+            break
         skip = 0
     return lines, None
 
 
+def _end(unit: ReadUnit, account_id: str, until: int) -> int | None:
+    """The number of an entry from which on everything happened at `until` or later; None when there is none.
+
+    Found by halving, because numbers and times rise together, but for what was entered late.
+    """
+    top = unit.select(select(account.c.entries).where(account.c.id == account_id)).scalar_one()
+    low, high = 0, top
+    while low < high:
+        middle = high if high == top else (low + high + 1) // 2
+        at = unit.select(_times(account_id).where(entry.c.ordinal == middle)).one().at
+        low, high = (middle, high) if at < until else (low, middle - 1)
+    near = _times(account_id).where(entry.c.ordinal > low, entry.c.ordinal <= low + LATE).subquery()
+    late = unit.select(select(func.max(near.c.ordinal)).where(near.c.at < until)).scalar()
+    end = max(low, late or 0)
+    return None if end == top else end + 1
+
+
+def _any_since(unit: ReadUnit, account_id: str, before: int, since: int) -> bool:
+    """Whether anything among the entries just below a number happened at `since` or later."""
+    near = _times(account_id).where(entry.c.ordinal < before, entry.c.ordinal >= before - LATE).subquery()
+    return bool(unit.select(select(func.count()).where(near.c.at >= since)).scalar_one())
+
+
+def _times(account_id: str) -> Select[tuple[int, int]]:
+    """Numbers and times of an account's entries."""
+    return (
+        select(entry.c.ordinal, ledger_tx.c.occurred_at.label("at"))
+        .join(ledger_tx, ledger_tx.c.id == entry.c.tx_id)
+        .where(entry.c.account_id == account_id)
+    )
+
+
 def _batches(
-    unit: ReadUnit, account_id: str, before: int | None
+    unit: ReadUnit, account_id: str, before: int | None, first: int
 ) -> Iterator[tuple[int, list[Row[*tuple[object, ...]]]]]:
     """Runs of neighbouring entries that one batch posted, newest first, each with the number of its newest entry."""
-    for _, run in groupby(_entries(unit, account_id, before), key=lambda row: (row.node, row.batch)):
+    for _, run in groupby(_entries(unit, account_id, before, first), key=lambda row: (row.node, row.batch)):
         rows = list(run)
         yield rows[0].ordinal, rows
 
 
-def _entries(unit: ReadUnit, account_id: str, before: int | None) -> Iterator[Row[*tuple[object, ...]]]:
+def _entries(unit: ReadUnit, account_id: str, before: int | None, size: int) -> Iterator[Row[*tuple[object, ...]]]:
     wanted = (
         select(
             entry.c.ordinal,
@@ -110,15 +153,16 @@ def _entries(unit: ReadUnit, account_id: str, before: int | None) -> Iterator[Ro
         .join(api_key, api_key.c.id == usage_record.c.key_id, isouter=True)
         .where(entry.c.account_id == account_id)
         .order_by(entry.c.ordinal.desc())
-        .limit(_CHUNK)
     )
     while True:
+        size = min(size, _CHUNK)
         chunk = wanted if before is None else wanted.where(entry.c.ordinal < before)
-        rows = unit.select(chunk).all()
+        rows = unit.select(chunk.limit(size)).all()
         yield from rows
-        if len(rows) < _CHUNK:
+        if len(rows) < size:
             return
         before = rows[-1].ordinal
+        size *= 2
 
 
 def _sums(rows: list[Row[*tuple[object, ...]]]) -> list[Line]:

@@ -60,7 +60,9 @@ def records(
 
 
 def query(account_id: str, since: int, until: int, after: Position | None, limit: int) -> Select[*tuple[Any, ...]]:
-    """The query behind `records`."""
+    """The query behind `records`. It has one upper bound of the time, where the page begins: of several, SQLite would
+    take any and read from there."""
+    newest = until - 1 if after is None else min(until - 1, after[0])
     wanted = (
         select(
             _of.request_id,
@@ -80,15 +82,14 @@ def query(account_id: str, since: int, until: int, after: Position | None, limit
             _of.duration_us,
         )
         .join(api_key, api_key.c.id == _of.key_id, isouter=True)
-        .where(_of.account_id == account_id, _of.at >= since, _of.at < until)
+        .where(_of.account_id == account_id, _of.at >= since, _of.at <= newest)
         .order_by(_of.at.desc(), _of.request_id.desc())
         .limit(limit)
     )
     if after is None:
         return wanted
-    at, request_id = after
-    # Written so that the index begins at the position; the rest of the same microsecond is told apart row by row.
-    return wanted.where(_of.at <= at, or_(_of.at < at, _of.request_id < str(request_id)))
+    # Of the microsecond at which the last page ended, only what follows.
+    return wanted.where(or_(_of.at < after[0], _of.request_id < str(after[1])))
 
 
 def sums(unit: ReadUnit, account_id: str, by: Grouping, *, since: int, until: int) -> list[UsageSum]:
