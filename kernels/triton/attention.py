@@ -188,13 +188,14 @@ def attend(
 
     if FP8:
         acc = acc * (tl.load(v_scale + kv_head) * E4M3_BIAS)
-    if splits > 1:
-        part = tl.load(plan + 2 * (num_seqs + 1) + seq) + inside
-        part_row = (part * tl.num_programs(1) + tile).to(tl.int64) * BLOCK_M + row
-        tl.store(part_acc + part_row[:, None] * D + dims[None, :], acc, mask=inside_head)
-        tl.store(part_stats + part_row * 2, top, mask=live)
-        tl.store(part_stats + part_row * 2 + 1, total, mask=live)
-        return
+    if SPLIT:  # noqa: SIM102 - the compiler does not read on where this is constant and false
+        if splits > 1:
+            part = tl.load(plan + 2 * (num_seqs + 1) + seq) + inside
+            part_row = (part * tl.num_programs(1) + tile).to(tl.int64) * BLOCK_M + row
+            tl.store(part_acc + part_row[:, None] * D + dims[None, :], acc, mask=inside_head)
+            tl.store(part_stats + part_row * 2, top, mask=live)
+            tl.store(part_stats + part_row * 2 + 1, total, mask=live)
+            return
     acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
     tl.store(out + at[:, None] + dims[None, :], narrow(acc, out.dtype.element_ty), mask=inside_head)
 

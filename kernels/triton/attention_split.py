@@ -58,12 +58,10 @@ def find_row(starts, item, count, RISE: tl.constexpr, UNIT: tl.constexpr):
 
 
 @triton.jit(
-    do_not_specialize=["num_seqs", "window", "slots", "min_chunk"],
+    do_not_specialize=["num_seqs", "window", "slots", "min_chunk", "block_q"],
     do_not_specialize_on_alignment=["plan", "q_starts", "kv_lens"],
 )
-def make_plan(
-    plan, q_starts, kv_lens, num_seqs, window, slots, min_chunk, BLOCK_Q: tl.constexpr, BLOCK_S: tl.constexpr
-):
+def make_plan(plan, q_starts, kv_lens, num_seqs, window, slots, min_chunk, block_q, BLOCK_S: tl.constexpr):
     """One program writes the whole work list."""
     s = tl.arange(0, BLOCK_S)
     live = s < num_seqs
@@ -71,8 +69,8 @@ def make_plan(
     q_len = tl.load(q_starts + s + 1, mask=live, other=0) - start
     span = tl.load(kv_lens + s, mask=live, other=0)
     if window > 0:
-        span = tl.minimum(span, window + BLOCK_Q)
-    blocks = (q_len + BLOCK_Q - 1) // BLOCK_Q
+        span = tl.minimum(span, window + block_q)
+    blocks = (q_len + block_q - 1) // block_q
     keys = tl.sum(blocks.to(tl.int64) * span)
     chunk = tl.maximum((keys + slots - 1) // slots, min_chunk).to(tl.int32)
     splits = tl.maximum((span + chunk - 1) // chunk, 1)
@@ -186,7 +184,7 @@ def plan_splits(
         window,
         slots,
         min_chunk,
-        BLOCK_Q=block_q,
+        block_q,
         BLOCK_S=max(16, power_of_two(seqs)),
         num_warps=4,
         num_stages=1,
@@ -224,18 +222,17 @@ def _merge_warps(shape: AttentionShape) -> int:
 
 def configurations() -> Iterator[Configuration]:
     """What the launches of both kernels compile to."""
-    for seqs in (16, 64, 256, 1024):
-        for block_q in (4, 16):
-            yield Configuration(
-                kernel=make_plan,
-                name=f"{seqs} sequences, blocks of {block_q}",
-                signature=dict.fromkeys(("plan", "q_starts", "kv_lens"), "*i32")
-                | dict.fromkeys(("num_seqs", "window", "slots", "min_chunk"), "i32"),
-                constants={"BLOCK_Q": block_q, "BLOCK_S": seqs},
-                unaligned=("plan", "q_starts", "kv_lens"),
-                num_stages=1,
-                hot=(seqs, block_q) == (256, 4),
-            )
+    for seqs in (16, 32, 64, 128, 256, 512, 1024):
+        yield Configuration(
+            kernel=make_plan,
+            name=f"{seqs} sequences",
+            signature=dict.fromkeys(("plan", "q_starts", "kv_lens"), "*i32")
+            | dict.fromkeys(("num_seqs", "window", "slots", "min_chunk", "block_q"), "i32"),
+            constants={"BLOCK_S": seqs},
+            unaligned=("plan", "q_starts", "kv_lens"),
+            num_stages=1,
+            hot=seqs == 256,
+        )
     seen = set()
     for shape in compiled_shapes():
         for tile, min_arch in compiled_tiles(shape):

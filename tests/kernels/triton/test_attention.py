@@ -22,7 +22,7 @@ TYPES = [(torch.float16, torch.float16), (torch.bfloat16, torch.bfloat16), (torc
          (torch.float16, FP8), (torch.float32, FP8)]  # fmt: skip
 CLOSE = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 HOPPER = Architecture(90, 4)
-MIXED = [(0, 1), (70, 1), (0, 21), (0, 0), (150, 1), (18, 9)]
+MIXED = [(0, 1), (70, 1), (0, 11), (0, 0), (18, 5)]
 
 
 def check(batch, *, window: int = 0, softcap: float = 0.0, **options: object) -> Tensor:
@@ -47,7 +47,7 @@ def test_mixed_batches_with_padding_agree(
 
 
 @pytest.mark.parametrize("types", TYPES, ids=str)
-@pytest.mark.parametrize("page", [16, 32, 64])
+@pytest.mark.parametrize("page", [32, 64])
 def test_types_and_pages(batch: Callable, types: tuple[torch.dtype, torch.dtype], page: int) -> None:
     check(batch(MIXED, dtype=types[0], kv_dtype=types[1], page=page, padding_rows=1), arch=HOPPER)
 
@@ -73,13 +73,12 @@ def test_soft_cap_bounds_scores(batch: Callable, types: tuple[torch.dtype, torch
     check(case, softcap=20.0, window=30, arch=HOPPER)
 
 
-@pytest.mark.parametrize("tokens", [100, 600, 2048])
-def test_large_steps_take_larger_tiles(batch: Callable, tokens: int) -> None:
+@pytest.mark.parametrize(("tokens", "capability"), [(100, 90), (600, 90), (2048, 80), (2048, 90)])
+def test_large_steps_take_larger_tiles(batch: Callable, tokens: int, capability: int) -> None:
     """Padding rows choose the tile of a large bucket without the work of one."""
-    live = [(70, 1), (0, 33), (130, 40)]
-    case = batch(live, dtype=torch.float16, heads=(4, 1), padding_rows=tokens - 74)
-    check(case, arch=HOPPER)
-    check(case, split=False, window=50, arch=Architecture(80, 1))
+    case = batch([(70, 1), (0, 33), (90, 40)], dtype=torch.float16, heads=(4, 1), padding_rows=tokens - 74)
+    check(case, arch=Architecture(capability, 2))
+    check(case, split=False, window=50, arch=Architecture(capability, 2))
 
 
 def test_splits_change_a_result_by_rounding_alone_and_repeat_exactly(batch: Callable) -> None:
@@ -128,7 +127,7 @@ def test_deterministic_rows_have_the_same_bits_in_any_batch(batch: Callable, exa
     options = {"deterministic": True, "arch": HOPPER}
     whole = check(case, **options)
     edges = [0, 1, 2, 37, 64, 99, 100]
-    for padding in (0, 700):
+    for padding in (0, 600):
         for begin, end in pairwise(edges):
             q = torch.cat([case.q[130:131], case.q[begin:end], case.q[:padding].new_zeros(padding, 6, 64)])
             part = paged_attention(

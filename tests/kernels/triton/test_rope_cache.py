@@ -66,7 +66,7 @@ def check(
 @pytest.mark.parametrize("types", TYPES, ids=str)
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_agrees_and_writes_nowhere_else(types: tuple[torch.dtype, torch.dtype], head_dim: int) -> None:
-    check(7, (6, 2), head_dim, 16, types, padding=3)
+    check(5, (6, 2), head_dim, 16, types, padding=3)
     check(3, (4, 4), head_dim, 32, types, norms=True)
 
 
@@ -76,7 +76,7 @@ def test_any_number_of_heads(heads: tuple[int, int]) -> None:
 
 
 def test_large_steps_take_more_heads_a_program() -> None:
-    check(70, (12, 3), 64, 16, TYPES[1], padding=5)
+    check(60, (12, 3), 64, 16, TYPES[1], padding=5)
 
 
 def test_8_bit_rounding_is_that_of_the_definition_for_every_kind_of_number() -> None:
@@ -143,9 +143,9 @@ def test_what_does_not_fit_is_refused() -> None:
         rope(q_norm=torch.zeros(32))
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
-    tokens=st.integers(0, 20),
+    tokens=st.integers(0, 12),
     heads=st.sampled_from([(1, 1), (4, 2), (3, 1), (10, 5)]),
     head_dim=st.sampled_from([*HEAD_DIMS, 16, 34]),
     page=st.sampled_from([16, 32, 64]),
