@@ -15,6 +15,7 @@ from torch import Tensor
 from kernels.blocks import dequantize, in_features
 from kernels.interface import Activation, LinearWeight, WeightPart, rows_of
 from kernels.sampling import noise_key
+from kernels.step_layout import HEADER, LOGITS, PAGES, SEQS, TOKENS, StepInputs, StepLayout
 
 
 class DenseWeight:
@@ -263,6 +264,37 @@ def _dense(weight: LinearWeight) -> DenseWeight:
     if not isinstance(weight, DenseWeight):
         raise TypeError(f"this weight was packed by another implementation: {type(weight).__name__}")
     return weight
+
+
+def step_inputs(
+    buffer: Tensor, layout: StepLayout, token_table: Tensor, page_table: Tensor, page_size: int, into: StepInputs
+) -> None:
+    """Apply the page updates and carried tokens of a packed step to the tables, then fill the step's inputs."""
+    header = buffer[:HEADER].tolist()
+    seqs, tokens = header[SEQS], header[TOKENS]
+    row, index, page = layout.pages_of(buffer)[:, : header[PAGES]].to(torch.int64)
+    page_table[row, index] = page.to(torch.int32)
+    for padded, padding in (
+        (into.token_ids, -1), (into.positions, 0), (into.slots, -1), (into.q_starts, tokens), (into.kv_lens, 0),
+        (into.logit_rows, -1), (into.sample_rows, -1), (into.sample_positions, 0),
+    ):  # fmt: skip
+        padded.fill_(padding)
+    described = layout.seqs_of(buffer)[:, :seqs].T.tolist()
+    for s, (request, first, position, source) in enumerate(described):
+        count = (described[s + 1][1] if s + 1 < seqs else tokens) - first
+        if source >= 0:
+            carried = layout.tokens_of(buffer)[source : source + count]
+            token_table[request, position : position + count] = carried
+        where = torch.arange(position, position + count)
+        into.q_starts[s], into.kv_lens[s] = first, position + count
+        into.token_ids[first : first + count] = token_table[request, position : position + count]
+        into.positions[first : first + count] = where.to(torch.int32)
+        into.slots[first : first + count] = page_table[request, where // page_size] * page_size + where % page_size
+        used = -(-(position + count) // page_size)
+        into.page_table[s, :used] = page_table[request, :used]
+    for r, s in enumerate(layout.logits_of(buffer)[: header[LOGITS]].tolist()):
+        into.logit_rows[r] = into.q_starts[s + 1] - 1
+        into.sample_rows[r], into.sample_positions[r] = described[s][0], into.kv_lens[s]
 
 
 def gumbel_noise(seed: int, position: int, token_ids: Tensor) -> Tensor:

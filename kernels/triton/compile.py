@@ -32,6 +32,7 @@ MODULES = (
     "activation",
     "embedding",
     "gather",
+    "step_inputs",
     "gemm",
     "logits",
     "sampling",

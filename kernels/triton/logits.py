@@ -1,10 +1,10 @@
 """Edits of logits before a token is chosen: penalties, bias, tokens that are not possible yet.
 
 logits float32 [R, V] contiguous, changed in place; rows, positions int32 [R] as in sampling.py; the rest is read from
-`SamplingRows`. In this order: repetition penalty over prompt and output (CTRL, arXiv 1909.05858), frequency and presence
-penalties over the output, then the row's list of edits, which holds a token once. Two kernels: one over tiles of the
-rows that have a penalty, one over the lists; rows that ask for nothing cost a look at their parameters. Products and
-sums are rounded one by one, as on the host, so that the edited logits are the host's to the bit.
+`SamplingRows`. In this order: repetition penalty over prompt and output (CTRL, arXiv 1909.05858), frequency and
+presence penalties over the output, then the row's list of edits, which holds a token once. Two kernels: one over tiles
+of the rows that have a penalty, one over the lists; rows that ask for nothing cost a look at their parameters. Products
+and sums are rounded one by one, as on the host, so that the edited logits are the host's to the bit.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Log-probabilities of the rows that ask: of the chosen token and of the 20 most probable ones, under softmax(logits).
 
 logits float32 [R, V] contiguous, as the model gave them, before edits; rows int32 [R] point into `SamplingRows`, whose
-column LOGPROBS is −1 for requests that want none; tokens int32 [R] are the chosen ones. Every tile of a row hands its 20
-largest logits, packed with their ids, to a second kernel that merges them: lowest id first among equals. A row that does
-not ask costs a look at its parameters; what is returned for it means nothing.
+column LOGPROBS is −1 for requests that want none; tokens int32 [R] are the chosen ones. Every tile of a row hands its
+20 largest logits, packed with their ids, to a second kernel that merges them: lowest id first among equals. A row that
+does not ask costs a look at its parameters and gets zeros.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ def _top_of_tiles(
     r = tl.program_id(0)
     tile = tl.program_id(1)
     request = tl.load(rows + r)
-    if request >= 0:
-        if tl.load(parameters + request * _COLUMNS + _LOGPROBS) >= 0.0:
-            ids = tile * TILE + tl.arange(0, TILE)
-            x = tl.load(logits + r.to(tl.int64) * vocab + ids, mask=ids < vocab, other=float("-inf"))
-            packed = tl.where(ids < vocab, pack(order_key(x), ids), _NOTHING)
-            for place in range(TOP):
-                best = tl.max(packed, axis=0)
-                tl.store(packs + (r * TILES + tile) * TOP + place, best)
-                if place == 0:
-                    largest = value_of(packed_key(best))
-                    largest = tl.where(tl.abs(largest) < float("inf"), largest, 0.0)
-                    tl.store(masses + r * TILES + tile, tl.sum(tl.exp(x - largest), axis=0))
-                packed = tl.where(packed == best, _NOTHING, packed)
+    asked = tl.load(parameters + tl.maximum(request, 0) * _COLUMNS + _LOGPROBS)
+    if (request >= 0) & (asked >= 0.0):
+        ids = tile * TILE + tl.arange(0, TILE)
+        x = tl.load(logits + r.to(tl.int64) * vocab + ids, mask=ids < vocab, other=float("-inf"))
+        packed = tl.where(ids < vocab, pack(order_key(x), ids), _NOTHING)
+        for place in range(TOP):
+            best = tl.max(packed, axis=0)
+            tl.store(packs + (r * TILES + tile) * TOP + place, best)
+            if place == 0:
+                largest = value_of(packed_key(best))
+                largest = tl.where(tl.abs(largest) < float("inf"), largest, 0.0)
+                tl.store(masses + r * TILES + tile, tl.sum(tl.exp(x - largest), axis=0))
+            packed = tl.where(packed == best, _NOTHING, packed)
 
 
 @triton.jit
@@ -58,25 +58,25 @@ def _merge(
     r = tl.program_id(0)
     request = tl.load(rows + r)
     token = tl.load(tokens + r)
-    if (request >= 0) & (token >= 0):
-        if tl.load(parameters + request * _COLUMNS + _LOGPROBS) >= 0.0:
-            tiles = tl.arange(0, WIDTH)
-            inside = tiles < TILES
-            first = tl.load(packs + (r * TILES + tiles) * TOP, mask=inside, other=_NOTHING)
-            largest = value_of(packed_key(tl.max(first, axis=0)))
-            of_tile = tl.where(inside, value_of(packed_key(first)), float("-inf"))
-            of_tile = tl.where(of_tile > float("-inf"), of_tile, largest)
-            mass = tl.load(masses + r * TILES + tiles, mask=inside, other=0.0)
-            mass = tl.where(inside & (packed_key(first) > SMALLEST_KEY), mass, 0.0)
-            normaliser = largest + tl.log(tl.sum(mass * tl.exp(of_tile - largest), axis=0))
-            tl.store(chosen + r, tl.load(logits + r.to(tl.int64) * vocab + token) - normaliser)
-            entries = tl.arange(0, ENTRIES)
-            packed = tl.load(packs + r * (TILES * TOP) + entries, mask=entries < TILES * TOP, other=_NOTHING)
-            for place in range(TOP):
-                best = tl.max(packed, axis=0)
-                tl.store(top_ids + r * TOP + place, packed_id(best))
-                tl.store(top_logprobs + r * TOP + place, value_of(packed_key(best)) - normaliser)
-                packed = tl.where(packed == best, _NOTHING, packed)
+    asked = tl.load(parameters + tl.maximum(request, 0) * _COLUMNS + _LOGPROBS)
+    if (request >= 0) & (token >= 0) & (asked >= 0.0):
+        tiles = tl.arange(0, WIDTH)
+        inside = tiles < TILES
+        first = tl.load(packs + (r * TILES + tiles) * TOP, mask=inside, other=_NOTHING)
+        largest = value_of(packed_key(tl.max(first, axis=0)))
+        of_tile = tl.where(inside, value_of(packed_key(first)), float("-inf"))
+        of_tile = tl.where(of_tile > float("-inf"), of_tile, largest)
+        mass = tl.load(masses + r * TILES + tiles, mask=inside, other=0.0)
+        mass = tl.where(inside & (packed_key(first) > SMALLEST_KEY), mass, 0.0)
+        normaliser = largest + tl.log(tl.sum(mass * tl.exp(of_tile - largest), axis=0))
+        tl.store(chosen + r, tl.load(logits + r.to(tl.int64) * vocab + token) - normaliser)
+        entries = tl.arange(0, ENTRIES)
+        packed = tl.load(packs + r * (TILES * TOP) + entries, mask=entries < TILES * TOP, other=_NOTHING)
+        for place in range(TOP):
+            best = tl.max(packed, axis=0)
+            tl.store(top_ids + r * TOP + place, packed_id(best))
+            tl.store(top_logprobs + r * TOP + place, value_of(packed_key(best)) - normaliser)
+            packed = tl.where(packed == best, _NOTHING, packed)
 
 
 def logprobs(logits: Tensor, rows: Tensor, tokens: Tensor, state: SamplingRows) -> tuple[Tensor, Tensor, Tensor]:

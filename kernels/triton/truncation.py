@@ -2,10 +2,11 @@
 
 The k-th largest logit is the smallest t such that fewer than k logits are larger; the last logit of the nucleus is the
 smallest t such that the larger ones hold less than p of the mass. Both are found among the 2³² float32 numbers, as
-integers in the same order (ordering.py), by counting or summing above seven pivots in one pass over the row, which
-leaves an eighth of the interval: eleven passes at most, about eight for top-p, whose interval starts at the logit below
-which all tokens together hold less than 1 − p. The bisection is that of FlashInfer's sampling kernels ("Sorting-Free GPU
-Kernels for LLM Sampling", 2025), here exact to the last logit; among equals at the cut the lowest ids stay.
+integers in the same order (ordering.py), by counting or summing above eight pivots in one pass over the row, which
+leaves an eighth of the interval: eleven passes at most, about eight for top-p, whose interval starts at the logit
+below which all tokens together hold less than 1 − p. Bisection in place of sorting is the idea of FlashInfer's sampling
+kernels ("Sorting-Free GPU Kernels for LLM Sampling", 2025); here it is exact to the last logit, and among equals at the
+cut the lowest ids stay.
 
 Sums are float32 in a fixed order: a cut that falls within about 10⁻⁶ of the mass may be one token away from that of
 exact arithmetic.
@@ -17,15 +18,13 @@ import triton.language as tl
 from kernels.triton.ordering import SMALLEST_KEY, order_key, value_of
 
 PIVOTS = tl.constexpr(8)
-"""Ways of the bisection; the last pivot is the interval's end and needs no counting."""
+"""Parts that one pass cuts the interval into."""
 
 
 @triton.jit
 def _weights(x, largest, per_degree, COUNT: tl.constexpr):
     """What a logit adds: one, or its probability over that of the largest."""
-    if COUNT:
-        return tl.where(x == x, 1.0, 1.0)
-    return tl.exp((x - largest) * per_degree)
+    return tl.full(x.shape, 1.0, tl.float32) if COUNT else tl.exp((x - largest) * per_degree)
 
 
 @triton.jit
