@@ -5,13 +5,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from marketplace.accounts import export
 from marketplace.accounts import operations as accounts
 from marketplace.auth import oauth_operations, onboarding
 from marketplace.auth import operations as auth
 from marketplace.events import operations as events
 from marketplace.http.operation import Operation
 from marketplace.keys import operations as keys
+from marketplace.payments import operations as payments
 from marketplace.providers import operations as providers
+from marketplace.services import operations as services
 from marketplace.settings import operations as settings
 from marketplace.teams import operations as teams
 from marketplace.users import operations as users
@@ -23,8 +26,11 @@ TABLE: tuple[Operation[Any], ...] = (
     *keys.OPERATIONS,
     *teams.OPERATIONS,
     *accounts.OPERATIONS,
+    *export.OPERATIONS,
     *users.OPERATIONS,
     *providers.OPERATIONS,
+    *payments.OPERATIONS,
+    *services.OPERATIONS,
     *settings.OPERATIONS,
     *events.OPERATIONS,
 )

@@ -10,12 +10,15 @@ from marketplace.accounts.statement import Line
 from marketplace.accounts.wire import (
     ByTeam,
     ByUserIds,
+    ChargedUsage,
+    ChargedUsageInfo,
     CreditAnswer,
     CreditRequest,
     Described,
     ExternalAnswer,
     ExternalInfo,
     ExternalRequest,
+    Info,
     InfoAnswer,
     InfoRequest,
     InfoTool,
@@ -27,6 +30,11 @@ from marketplace.accounts.wire import (
     RefundInfo,
     ServiceUsage,
     ServiceUsageInfo,
+    StripeInfo,
+    StripePayment,
+    StripePaymentEvent,
+    StripeRefund,
+    StripeRefundEvent,
     Targets,
     TransactionAnswer,
     Whose,
@@ -38,6 +46,10 @@ from marketplace.http.pagination import read_cursor, write_cursor
 from marketplace.http.wire import Json, write_instant
 from marketplace.ledger.book import InsufficientFundsError, LedgerError
 from marketplace.ledger.ledger import CreditInUseError
+from marketplace.payments import service as payments
+from marketplace.payments.service import Moved
+from marketplace.services import service as services
+from marketplace.services.service import Charged
 from marketplace.store.db import ReadUnit, WriteUnit
 from marketplace.teams import service as teams
 from marketplace.users.permissions import Permission
@@ -49,10 +61,11 @@ _USER = "019a0f6c-2a00-7abc-8def-000000000001"
 
 def info(call: Call, unit: ReadUnit, request: InfoRequest) -> InfoAnswer:
     """Return what an account has."""
-    state = accounts.get(unit, _account(call, unit, request.selector))
+    account_id = _account(call, unit, request.selector)
+    state = accounts.get(unit, account_id)
     return InfoAnswer(
         balance=state.posted,
-        pending=0,
+        pending=payments.pending(unit, account_id),
         held=state.held,
         current_cost_per_hour=0,
         credit_limit=state.credit_limit,
@@ -171,24 +184,37 @@ def _page(call: Call, unit: ReadUnit, request: ListRequestV1, since: int | None,
         position=read_cursor(request.cursor, int),
         limit=request.limit,
     )
+    charged = services.described(unit, [line.tx_id for line in lines if line.kind == services.KIND])
+    moved = payments.described(unit, [line.tx_id for line in lines if line.kind in payments.KINDS])
     return ListAnswer(
-        transactions=[_transaction(line) for line in lines],
+        transactions=[_transaction(line, charged.get(line.tx_id), moved.get(line.tx_id)) for line in lines],
         next_cursor=None if position is None else write_cursor(position),
     )
 
 
-def _transaction(line: Line) -> TransactionAnswer:
+def _transaction(line: Line, charged: Charged | None, moved: Moved | None) -> TransactionAnswer:
     return TransactionAnswer(
         id=line.tx_id,
         amount=line.amount,
         created_at=line.at,
         resource_type=None,
         resource_name=None,
-        info=_info(line),
+        info=_info(line, charged, moved),
     )
 
 
-def _info(line: Line) -> ServiceUsageInfo | ExternalInfo | RefundInfo | PromoInfo:
+def _info(line: Line, charged: Charged | None, moved: Moved | None) -> Info:
+    if charged is not None:
+        return ChargedUsageInfo(
+            usage=ChargedUsage(
+                service=charged.service,
+                provider=charged.provider,
+                request_id=charged.request_id,
+                usage_metadata=charged.usage_metadata,
+            )
+        )
+    if moved is not None and moved.provider == "stripe":
+        return StripeInfo(stripe=_at_stripe(moved))
     usage = line.usage
     if usage is not None:
         return ServiceUsageInfo(
@@ -208,6 +234,14 @@ def _info(line: Line) -> ServiceUsageInfo | ExternalInfo | RefundInfo | PromoInf
     if line.kind == "bonus":
         return PromoInfo(promo=Described(description=line.memo))
     return ExternalInfo(external=Described(description=line.memo))
+
+
+def _at_stripe(moved: Moved) -> StripePaymentEvent | StripeRefundEvent:
+    if moved.refund_id is None:
+        return StripePaymentEvent(payment=StripePayment(payment_intent_id=moved.payment_id))
+    return StripeRefundEvent(
+        refund=StripeRefund(payment_intent_id=moved.payment_id, refund_id=moved.refund_id, undone=moved.undone)
+    )
 
 
 _TRANSACTION = {

@@ -137,6 +137,21 @@ class ServiceUsageInfo(Wire):
     usage: ServiceUsage = Field(serialization_alias="ServiceUsage")
 
 
+class ChargedUsage(Wire):
+    """What a service charged for, as it named it."""
+
+    service: str
+    provider: str
+    request_id: str
+    usage_metadata: str | None
+
+
+class ChargedUsageInfo(Wire):
+    """Use of a service."""
+
+    usage: ChargedUsage = Field(serialization_alias="ServiceUsage")
+
+
 class Described(Wire):
     """A reason in words."""
 
@@ -161,6 +176,42 @@ class PromoInfo(Wire):
     promo: Described = Field(serialization_alias="PromoTransaction")
 
 
+class StripePayment(Wire):
+    """A payment."""
+
+    payment_intent_id: str
+    auto_top_up: Literal[False] = False
+
+
+class StripeRefund(Wire):
+    """A payment, or a part of it, that was given back; `undone` where giving it back failed."""
+
+    payment_intent_id: str
+    refund_id: str
+    undone: bool
+
+
+class StripePaymentEvent(Wire):
+    """Money came."""
+
+    payment: StripePayment = Field(serialization_alias="Payment")
+
+
+class StripeRefundEvent(Wire):
+    """Money went back."""
+
+    refund: StripeRefund = Field(serialization_alias="Refund")
+
+
+class StripeInfo(Wire):
+    """What happened at Stripe."""
+
+    stripe: StripePaymentEvent | StripeRefundEvent = Field(serialization_alias="Stripe")
+
+
+Info = ServiceUsageInfo | ChargedUsageInfo | StripeInfo | ExternalInfo | RefundInfo | PromoInfo
+
+
 class TransactionAnswer(Wire):
     """One transaction. Money that leaves the account is negative."""
 
@@ -170,7 +221,7 @@ class TransactionAnswer(Wire):
     resource_type: Literal["Compute", "Volume"] | None
     """of usage of a machine or volume; null for everything else"""
     resource_name: str | None
-    info: ServiceUsageInfo | ExternalInfo | RefundInfo | PromoInfo
+    info: Info
 
 
 class ListAnswer(Wire):

@@ -30,6 +30,7 @@ def party(
     there is one or not; PermissionDenied for a member whose role is too low. `param` is the field to blame.
     """
     caller = call.caller
+    assert caller.kind != "service", "the operation admits people and teams only"
     if team_id is None or (caller.kind == "team" and team_id == caller.id):
         return Party(caller.kind, caller.id, caller.account_id)
     role = None if caller.user is None else teams.role_of(unit, team_id, caller.id)

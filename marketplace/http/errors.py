@@ -19,6 +19,7 @@ class Code(StrEnum):
     AMBIGUOUS_CREDENTIALS = "AmbiguousCredentials"
     INVALID_TOTP_CODE = "InvalidTotpCode"
     INVALID_TRANSITION = "InvalidTransition"
+    INVALID_SIGNATURE = "InvalidSignature"
     INVALID_EMAIL_TOKEN = "InvalidEmailToken"
     NOT_AUTHENTICATED = "NotAuthenticated"
     INVALID_TOKEN = "InvalidToken"
@@ -29,6 +30,7 @@ class Code(StrEnum):
     INVALID_OAUTH_STATE = "InvalidOAuthState"
     OAUTH_REFUSED = "OAuthRefused"
     INSUFFICIENT_FUNDS = "InsufficientFunds"
+    PAYMENT_REFUSED = "PaymentRefused"
     PERMISSION_DENIED = "PermissionDenied"
     CREDENTIALS_NOT_PERMITTED = "CredentialsNotPermitted"
     ORIGIN_NOT_ALLOWED = "OriginNotAllowed"
@@ -42,9 +44,12 @@ class Code(StrEnum):
     MEMBER_NOT_FOUND = "MemberNotFound"
     INVITE_NOT_FOUND = "InviteNotFound"
     PROVIDER_NOT_FOUND = "ProviderNotFound"
+    PAYMENT_NOT_FOUND = "PaymentNotFound"
     METHOD_NOT_ALLOWED = "MethodNotAllowed"
     REQUEST_TIMEOUT = "RequestTimeout"
     CREDIT_IN_USE = "CreditInUse"
+    DUPLICATE_REQUEST_ID = "DuplicateRequestId"
+    REFUND_EXCEEDS_PAYMENT = "RefundExceedsPayment"
     TEAM_IN_USE = "TeamInUse"
     TEAM_FULL = "TeamFull"
     LAST_OWNER = "LastOwner"
@@ -79,6 +84,7 @@ _STATUS: dict[Code, int] = {
     Code.AMBIGUOUS_CREDENTIALS: HTTPStatus.BAD_REQUEST,
     Code.INVALID_TOTP_CODE: HTTPStatus.BAD_REQUEST,
     Code.INVALID_TRANSITION: HTTPStatus.BAD_REQUEST,
+    Code.INVALID_SIGNATURE: HTTPStatus.BAD_REQUEST,
     Code.INVALID_EMAIL_TOKEN: HTTPStatus.BAD_REQUEST,
     Code.NOT_AUTHENTICATED: HTTPStatus.UNAUTHORIZED,
     Code.INVALID_TOKEN: HTTPStatus.UNAUTHORIZED,
@@ -89,6 +95,7 @@ _STATUS: dict[Code, int] = {
     Code.INVALID_OAUTH_STATE: HTTPStatus.UNAUTHORIZED,
     Code.OAUTH_REFUSED: HTTPStatus.UNAUTHORIZED,
     Code.INSUFFICIENT_FUNDS: HTTPStatus.PAYMENT_REQUIRED,
+    Code.PAYMENT_REFUSED: HTTPStatus.PAYMENT_REQUIRED,
     Code.PERMISSION_DENIED: HTTPStatus.FORBIDDEN,
     Code.CREDENTIALS_NOT_PERMITTED: HTTPStatus.FORBIDDEN,
     Code.ORIGIN_NOT_ALLOWED: HTTPStatus.FORBIDDEN,
@@ -102,9 +109,12 @@ _STATUS: dict[Code, int] = {
     Code.MEMBER_NOT_FOUND: HTTPStatus.NOT_FOUND,
     Code.INVITE_NOT_FOUND: HTTPStatus.NOT_FOUND,
     Code.PROVIDER_NOT_FOUND: HTTPStatus.NOT_FOUND,
+    Code.PAYMENT_NOT_FOUND: HTTPStatus.NOT_FOUND,
     Code.METHOD_NOT_ALLOWED: HTTPStatus.METHOD_NOT_ALLOWED,
     Code.REQUEST_TIMEOUT: HTTPStatus.REQUEST_TIMEOUT,
     Code.CREDIT_IN_USE: HTTPStatus.CONFLICT,
+    Code.DUPLICATE_REQUEST_ID: HTTPStatus.CONFLICT,
+    Code.REFUND_EXCEEDS_PAYMENT: HTTPStatus.CONFLICT,
     Code.TEAM_IN_USE: HTTPStatus.CONFLICT,
     Code.TEAM_FULL: HTTPStatus.CONFLICT,
     Code.LAST_OWNER: HTTPStatus.CONFLICT,

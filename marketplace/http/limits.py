@@ -13,7 +13,7 @@ from typing import Literal
 
 from marketplace.settings.rules import AppSettings
 
-RateClass = Literal["read", "write", "login", "webhook"]
+RateClass = Literal["read", "write", "login", "charge", "webhook"]
 SECOND = 1_000_000
 MAX_BUCKETS = 100_000
 
@@ -42,10 +42,11 @@ RATES: dict[RateClass, Rate] = {
     "read": Rate(100, SECOND // 20),
     "write": Rate(20, SECOND // 5),
     "login": Rate(20, 3 * SECOND),
+    "charge": Rate(200, SECOND // 50),
     "webhook": Rate(300, SECOND // 60),
 }
-"""What each class has unless the settings say otherwise. A payment provider sends from few addresses, and much at
-once."""
+"""What each class has unless the settings say otherwise. A service charges for all of its customers, and a payment
+provider tells of all payments from few addresses: both send much at once."""
 LOGIN_PER_EMAIL = Rate(5, 12 * SECOND)
 MAIL_PER_EMAIL = Rate(5, 300 * SECOND)
 """Mails that strangers may cause for one address."""

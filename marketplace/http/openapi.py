@@ -13,7 +13,7 @@ from pydantic.json_schema import models_json_schema
 from marketplace.http import idempotency
 from marketplace.http.envelope import VERSION_HEADER
 from marketplace.http.errors import Code
-from marketplace.http.operation import Operation
+from marketplace.http.operation import Exports, Operation
 
 _TEMPLATE = "#/components/schemas/{model}"
 _EVERYWHERE = (
@@ -172,6 +172,9 @@ def _parameters(operation: Operation[Any], in_path: dict[str, Any]) -> list[dict
             "example": operation.versions[-1],
         }
     )
+    for name, description in operation.headers.items():
+        described = {"description": description, "schema": {"type": "string"}}
+        found.append({"name": name, "in": "header", "required": True, **described})
     if operation.idempotent:
         found.append(
             {
@@ -186,6 +189,9 @@ def _parameters(operation: Operation[Any], in_path: dict[str, Any]) -> list[dict
 
 
 def _success(operation: Operation[Any], refs: Any) -> dict[str, Any]:
+    if isinstance(operation.handler, Exports):
+        sheet = {"schema": {"type": "string"}, "examples": {"bare": {"value": "id,created_at\r\n"}}}
+        return {"description": "CSV, with a line of names at its head.", "content": {"text/csv": sheet}}
     if operation.response is None:
         return {"description": "Done."}
     content = _content(refs[(operation.response, "serialization")], operation, operation.answer)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
@@ -144,6 +144,15 @@ class Keyed(Generic[Q]):
     run: Callable[[Call, Q, str | None], tuple[BaseModel, bool]]
 
 
+@dataclass(frozen=True, slots=True)
+class Exports(Generic[Q]):
+    """A handler whose answer is CSV of that file name, made part by part while it is sent. It opens its own units; what
+    it refuses, it refuses before the first part."""
+
+    run: Callable[[Call, Q], Iterator[str]]
+    file: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Operation(Generic[Q]):
     """One management operation. Routes, documents, capabilities and tests are made from these rows alone."""
@@ -164,10 +173,12 @@ class Operation(Generic[Q]):
     idempotent: bool = False
     """whether `Idempotency-Key` is honoured: by the desk for a handler that Writes and whose answer holds no secret, by
     the handler itself where it is Keyed"""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """headers of its own that it must be sent, and what they say"""
     opaque: bool = False
     """whether the body is somebody else's format: it is not read, and the handler finds it in `Call.raw`"""
     success: int = 200
-    handler: Reads[Q] | Writes[Q] | Steps[Q] | Keyed[Q]
+    handler: Reads[Q] | Writes[Q] | Steps[Q] | Keyed[Q] | Exports[Q]
     example: Mapping[str, Any]
     """a request that the request model accepts"""
     answer: Mapping[str, Any] | None

@@ -15,10 +15,10 @@ from marketplace.keys.service import KeyRow
 from marketplace.store.db import ReadUnit
 from marketplace.store.vault import Vault
 from marketplace.users import service as users
-from marketplace.users.permissions import OF_ROLE, OF_TEAM_KEY, Permission
+from marketplace.users.permissions import OF_ROLE, OF_SERVICE_KEY, OF_TEAM_KEY, Permission
 from marketplace.users.service import User
 
-Credential = Literal["session", "user_key", "team_key"]
+Credential = Literal["session", "user_key", "team_key", "service_key"]
 EVERY_CREDENTIAL: frozenset[Credential] = frozenset({"session", "user_key", "team_key"})
 PERSONAL: frozenset[Credential] = frozenset({"session", "user_key"})
 _MAX_CREDENTIAL = 4096
@@ -26,17 +26,19 @@ _MAX_CREDENTIAL = 4096
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """The caller: a person, or a team through its key."""
+    """The caller: a person, a team through its key, or a service."""
 
-    kind: Literal["user", "team"]
+    kind: Literal["user", "team", "service"]
     id: str
+    """of the person or team; of the key of a service"""
     account_id: str
+    """empty for a service: it has none"""
     permissions: frozenset[Permission]
     credential: Credential
     credential_id: str
     """id of the session or key"""
     user: User | None
-    """the person; None for a team"""
+    """the person; None for a team or service"""
 
     @property
     def person(self) -> User:
@@ -102,6 +104,8 @@ def _by_key(unit: ReadUnit, text: str, pepper: bytes, now: int, address: str) ->
         return Principal("user", user.id, user.account_id, OF_ROLE[user.role], "user_key", row.id, user)
     if row.kind == "team" and row.account_id is not None:
         return Principal("team", row.owner_id, row.account_id, OF_TEAM_KEY, "team_key", row.id, None)
+    if row.kind == "service":
+        return Principal("service", row.id, "", OF_SERVICE_KEY, "service_key", row.id, None)
     raise Refusal(Code.CREDENTIALS_NOT_PERMITTED, f"A {row.kind} key is not for the management API.")
 
 

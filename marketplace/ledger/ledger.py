@@ -25,6 +25,8 @@ PROMO_EXPENSE = "platform:promo_expense"
 REFUNDS = "platform:refunds"
 ROUNDING = "platform:rounding"
 _REVENUE = "platform:revenue:"
+_SERVICE = "platform:service:"
+_PAYABLE = "payable:"
 _KINDS = {
     CLEARING: "clearing",
     WRITEOFF: "writeoff",
@@ -32,6 +34,7 @@ _KINDS = {
     REFUNDS: "refunds",
     ROUNDING: "rounding",
 }
+_FAMILIES = ((_REVENUE, "revenue"), (_SERVICE, "service"), (_PAYABLE, "payable"))
 
 _CHANGING = ("posted", "held", "spent", "entries", "version")
 
@@ -61,6 +64,16 @@ def revenue_account(model: str) -> str:
     return _REVENUE + model
 
 
+def service_account(service: str) -> str:
+    """Return the id of the account that the platform's part of a service's income goes to."""
+    return _SERVICE + service
+
+
+def payable_account(provider_id: str) -> str:
+    """Return the id of the account that says what is owed to a provider."""
+    return _PAYABLE + provider_id
+
+
 def open_account(
     unit: WriteUnit,
     account_id: str,
@@ -81,13 +94,16 @@ def open_account(
 
 
 def ensure_platform(unit: WriteUnit, account_ids: Collection[str], now: int) -> None:
-    """Open those of the platform's own accounts that are still missing; LedgerError for a name that is none of them."""
+    """Open those of the platform's own accounts that are still missing, and of those that say what it owes providers;
+    LedgerError for a name that is none of them."""
     rows = []
     for account_id in sorted(account_ids):
-        kind = "revenue" if account_id.startswith(_REVENUE) else _KINDS.get(account_id)
+        kind = _KINDS.get(account_id) or next((of for prefix, of in _FAMILIES if account_id.startswith(prefix)), None)
         if kind is None:
             raise LedgerError(f"{account_id} is not one of the platform's accounts")
-        rows.append(_new_row(account_id, kind, now, owner_kind="platform", owner_id="platform"))
+        provider_id = account_id.removeprefix(_PAYABLE)
+        owner = ("platform", "platform") if provider_id == account_id else ("provider", provider_id)
+        rows.append(_new_row(account_id, kind, now, owner_kind=owner[0], owner_id=owner[1]))
     unit.insert_missing(account, rows)
 
 
@@ -166,7 +182,7 @@ def post(
             raise IdempotencyConflictError(f"key {key!r} was used before for another transaction")
         return Posted(before.id, replayed=True)
     ids = {account_id for account_id, _ in entries}
-    ensure_platform(unit, [name for name in ids if name.startswith("platform:")], now)
+    ensure_platform(unit, [name for name in ids if name.startswith(("platform:", _PAYABLE))], now)
     accounts = lock_accounts(unit, ids)
     posting = chain.Posting()
     book.post(

@@ -34,7 +34,6 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     account_id: str
     amount_cents: int
     currency: str
-    description: str
     customer: str | None = None
 
 
@@ -62,14 +61,16 @@ class GivenBack(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
-    """What a provider told of its own accord: that something happened to the payment of this reference."""
+    """What a provider told of its own accord: how a payment stands, or that a refund failed after all."""
 
     event_id: str
     kind: str
-    reference: str | None
-    """the provider's id of the payment; None where the message is about something else"""
-    payment_id: str | None
-    """our id of it, where the message repeats it"""
+    payment_id: str | None = None
+    """our id of the payment, where the message repeats it"""
+    intent: Intent | None = None
+    """the payment; None where the message is about something else"""
+    failed_refund: str | None = None
+    """our id of a refund that failed"""
 
 
 class PaymentProvider(Protocol):

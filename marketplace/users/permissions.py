@@ -97,3 +97,6 @@ is others', but no passwords of machines, and changes nothing there."""
 
 OF_TEAM_KEY = frozenset({Permission.AUTH_SELF, Permission.TEAMS_READ, Permission.ACCOUNT_READ, Permission.EVENTS_READ})
 """A team's key speaks for the team, not for one of its people."""
+
+OF_SERVICE_KEY = frozenset({Permission.SERVICES_CHARGE})
+"""A service charges for what others used of it, and does nothing else."""

@@ -36,6 +36,7 @@ from marketplace.ledger.rules import Outcome, judge
 from marketplace.ledger.tables import account
 from marketplace.notify.mail import Letter, MailError
 from marketplace.operations import TABLE
+from marketplace.providers import service as providers
 from marketplace.store.db import Database
 from marketplace.store.ids import Random, new_id
 from marketplace.store.schema import metadata
@@ -410,6 +411,26 @@ class Office:
             team = teams.create(unit, name=name, owner_id=owner.id, now=self.clock(), random=self.random)
         return self._with_key(team.id, "", team.account_id, "team")
 
+    def service(self, service: str = "render", provider: str = "acme") -> Caller:
+        """A service of a provider, with a key."""
+        with self.database.write() as unit:
+            found = providers.find_by_name(unit, provider)
+            if found is None:
+                found = providers.create(unit, name=provider, now=self.clock(), random=self.random)
+            row, secret = keys.create(
+                unit,
+                kind="service",
+                owner_id=found.id,
+                account_id=None,
+                name=f"key of {service}",
+                pepper=self.context.pepper,
+                now=self.clock(),
+                random=self.random,
+                service=service,
+                provider=found.id,
+            )
+        return Caller(found.id, "", "", secret.text, row.id)
+
     def _with_key(self, owner_id: str, email: str, account_id: str, kind: KeyKind) -> Caller:
         with self.database.write() as unit:
             row, secret = keys.create(
@@ -441,6 +462,8 @@ class Office:
         content = raw if raw is not None else b"" if body is None else json.dumps(body).encode()
         incoming = Incoming(headers=sent, body=content, address=address)
         answer = self.desk.serve(self.OPERATIONS[name], incoming)
+        if answer.rest is not None:
+            return Answer(answer.status, (answer.body + b"".join(answer.rest)).decode(), answer.headers)
         parsed = json.loads(answer.body, parse_float=Decimal) if answer.body else None
         _documented(name, answer.status).validate(parsed)
         return Answer(answer.status, parsed, answer.headers)
