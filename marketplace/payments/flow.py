@@ -50,6 +50,11 @@ def end(context: Context, opened: Payment) -> None:
     take_over(context, opened.id, context.payments.cancel_intent(opened.reference))
 
 
+def abandon(context: Context, opened: Payment) -> None:
+    """End a payment that the provider may never have heard of."""
+    context.database.transact(lambda unit: service.cancel(unit, opened.id))
+
+
 def give_back(context: Context, paid: Payment, begun: Refund) -> None:
     """Have the provider give back what was taken off the account, again or for the first time.
 
