@@ -22,7 +22,7 @@ from marketplace.users import service as users
 from marketplace.users.rules import EmailError
 from marketplace.users.service import User
 
-Request = Literal["registration", "verification", "password-reset"]
+Request = Literal["registration", "verification", "password-reset", "welcome"]
 
 VERIFY_PAGE = "/verify-email"
 RESET_PAGE = "/reset-password"
@@ -82,8 +82,13 @@ def _password_reset(user: User) -> tuple[str, Purpose | None]:
     return "reset-password", "reset"
 
 
+def _welcome(user: User) -> tuple[str, Purpose | None] | None:
+    return ("welcome", "reset") if user.password_hash is None else None
+
+
 _ANSWERS: dict[str, Callable[[User], tuple[str, Purpose | None] | None]] = {
     "registration": _registration,
     "verification": _verification,
     "password-reset": _password_reset,
+    "welcome": _welcome,
 }

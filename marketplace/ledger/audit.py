@@ -39,6 +39,7 @@ CHECKS: dict[str, tuple[str, Check]] = {
     "I13": ("all accounts sum to zero", audit_books.money_conserved),
     "I14": ("usage summed by model and by customer equals what was posted", audit_requests.totals_agree),
     "I19": ("no refund exceeds its charge", audit_books.refunds_within_charge),
+    "I20": ("what a customer spent is what was paid for use, less refunds", audit_books.spending_follows_entries),
     "J1": ("every journal record could be applied", audit_history.nothing_quarantined),
 }
 DEADLINES = ("I6d", "no hold is open past its deadline")

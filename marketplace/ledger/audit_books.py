@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import case, func, literal, select
 
 from marketplace.ledger.audit_finding import Checked
-from marketplace.ledger.book import CUSTOMER
+from marketplace.ledger.book import CUSTOMER, FUNDING
 from marketplace.ledger.tables import account, entry, hold, ledger_tx
 from marketplace.store.db import ReadUnit
 
@@ -134,4 +134,26 @@ def refunds_within_charge(unit: ReadUnit) -> Checked:
         if row.given > row.taken:
             name = row.idempotency_key or f"{row.refers_to}, which is missing,"
             checked.wrong(f"transaction {name} took {row.taken}, refunds gave back {row.given}")
+    return checked
+
+
+def spending_follows_entries(unit: ReadUnit) -> Checked:
+    """Spent = what a customer's entries took in transactions that brought no funds."""
+    checked = Checked()
+    brought = select(entry.c.tx_id).join(account, account.c.id == entry.c.account_id).where(account.c.kind.in_(FUNDING))
+    sums = (
+        select(entry.c.account_id, func.sum(-entry.c.amount).label("total"))
+        .where(entry.c.tx_id.not_in(brought))
+        .group_by(entry.c.account_id)
+        .subquery()
+    )
+    found = (
+        select(account.c.id, account.c.spent, func.coalesce(sums.c.total, 0).label("total"))
+        .join(sums, sums.c.account_id == account.c.id, isouter=True)
+        .where(account.c.kind == CUSTOMER)
+    )
+    for row in unit.stream(found):
+        checked.count += 1
+        if row.spent != row.total:
+            checked.wrong(f"account {row.id}: spent {row.spent}, entries sum to {row.total}")
     return checked

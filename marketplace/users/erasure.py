@@ -19,6 +19,7 @@ from marketplace.http.tables import idempotency
 from marketplace.keys.tables import api_key
 from marketplace.ledger.tables import entry, hold, ledger_tx
 from marketplace.notify.tables import outbox
+from marketplace.payments.tables import payment_customer
 from marketplace.providers.tables import provider_customer, provider_member
 from marketplace.store import epochs
 from marketplace.store.db import ReadUnit, WriteUnit
@@ -110,6 +111,7 @@ def _personal(user: User) -> list[tuple[str, Table, ColumnElement[bool]]]:
         ("sign_ins", oauth_state, oauth_state.c.user_id == user.id),
         ("mails", outbox, or_(outbox.c.user_id == user.id, to_them)),
         ("invites", team_invite, team_invite.c.email_key == key),
+        ("payment_customers", payment_customer, payment_customer.c.account_id == user.account_id),
         ("kept_answers", idempotency, idempotency.c.principal_id == user.id),
         ("provider_memberships", provider_member, provider_member.c.user_id == user.id),
         ("provider_customers", provider_customer, provider_customer.c.user_id == user.id),

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from marketplace.accounts import service as accounts
-from marketplace.auth import email_tokens
-from marketplace.notify import outbox
+from marketplace.auth import letters
 from marketplace.providers import service as providers
 from marketplace.store.db import WriteUnit
 from marketplace.store.ids import Random
@@ -39,15 +38,5 @@ def add(
         )
     if provider_id is not None:
         providers.add_customer(unit, provider_id, user.id, now=now)
-    token = email_tokens.issue(unit, user.id, "reset", now=now, random=random)
-    outbox.enqueue(
-        unit,
-        template="welcome",
-        to=email,
-        values={"name": name, "token": token},
-        now=now,
-        random=random,
-        user_id=user.id,
-        dedupe=f"welcome:{user.id}",
-    )
+    letters.ask(unit, "welcome", email, now=now, random=random)
     return user

@@ -385,6 +385,7 @@ OPERATIONS: tuple[Operation[Any], ...] = (
                     "sign_ins": 0,
                     "mails": 4,
                     "invites": 0,
+                    "payment_customers": 0,
                     "kept_answers": 0,
                     "provider_memberships": 0,
                     "provider_customers": 0,

@@ -194,6 +194,8 @@ class HardDeleted(Wire):
     """under way"""
     mails: int
     invites: int
+    payment_customers: int
+    """at payment providers: their cards can no longer be used"""
     kept_answers: int
     """kept for repeated requests"""
     provider_memberships: int

@@ -106,6 +106,7 @@ def test_the_town_is_in_order(town: Town) -> None:
         "I13": 6,
         "I14": 3,
         "I19": 1,
+        "I20": 2,
         "J1": 0,
         "I6d": 1,
     }
@@ -128,6 +129,7 @@ DAMAGE = {
         {"I2"},
         ":rich",
     ),
+    "what was spent": (["UPDATE account SET spent = spent + 5 WHERE id = :rich"], {"I20"}, "spent "),
     "a balance after": (
         ["UPDATE entry SET balance_after = balance_after + 1 WHERE account_id = :rich AND ordinal = 2"],
         {"I2", "I12"},
@@ -163,12 +165,12 @@ DAMAGE = {
             "UPDATE account SET posted = posted - 180, entries = entries + 1 WHERE id = :rich",
             f"UPDATE account SET posted = posted + 180, entries = entries + 1 WHERE id = '{REVENUE}'",
         ],
-        {"I5", "I12", "I14"},
+        {"I5", "I12", "I14", "I20"},
         "usage:twice charges for no usage record",
     ),
     "a charge that vanished": (
         ["DELETE FROM entry WHERE tx_id = :settled", "DELETE FROM ledger_tx WHERE id = :settled"],
-        {"I2", "I5", "I12", "I14", "I19"},
+        {"I2", "I5", "I12", "I14", "I19", "I20"},
         "under key None",
     ),
     "a usage record that vanished": (

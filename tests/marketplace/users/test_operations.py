@@ -10,7 +10,9 @@ import pytest
 from sqlalchemy import select
 
 from marketplace.accounts import service as accounts
-from marketplace.auth.tables import email_token
+from marketplace.auth import letters
+from marketplace.auth.letters import Prepared
+from marketplace.notify import outbox as outbox_service
 from marketplace.notify.rendering import render
 from marketplace.notify.tables import outbox
 from marketplace.users import service as users
@@ -236,25 +238,36 @@ class TestMessages:
 
 
 class TestAdd:
+    def letter(self, office: Office) -> Prepared:
+        """What the oldest mail that waits says."""
+        with office.database.write() as unit:
+            mail = outbox_service.claim(unit, now=office.clock(), random=office.random)
+            assert mail is not None
+            said = letters.prepare(unit, mail, public_url="https://h.example", now=office.clock(), random=office.random)
+        assert said is not None
+        return said
+
     def test_they_get_a_mail_to_choose_a_password(self, office: Office, admin: Caller) -> None:
         answer = office.ask("users.add", {"email": "Grace@Example.com", "name": "Grace"}, admin)
         user_id = answer.body["user_id"]
         assert answer.body == {"user_id": user_id, "email": "Grace@Example.com"}
-        (mail,) = mails(office)
-        assert (mail["template"], mail["recipient"], mail["user_id"]) == ("welcome", "Grace@Example.com", user_id)
         with office.database.read() as unit:
             user = users.find(unit, user_id)
-            assert unit.select(select(email_token.c.purpose)).scalars().all() == ["reset"]
         assert user is not None
         assert (user.role, user.password_hash, user.email_verified_at) == ("user", None, None)
-        values = {**mail["payload"], "platform": "Headrace", "base_url": "https://h.example", "currency": "EUR"}
-        rendered = render("welcome", values)
-        link = f"https://h.example/reset-password#token={mail['payload']['token']}"
-        assert link in rendered.text and link in rendered.html
+        (mail,) = mails(office)
+        assert (mail["template"], mail["recipient"], mail["payload"]) == ("welcome", "Grace@Example.com", {})
+        letter = self.letter(office)
+        assert (letter.template, letter.to) == ("welcome", "Grace@Example.com")
+        values = {**letter.values, "platform": "Headrace", "base_url": "https://h.example", "currency": "EUR"}
+        rendered = render(letter.template, values)
+        assert letter.link in rendered.text and letter.link in rendered.html
 
     def test_the_mail_lets_them_in(self, office: Office, admin: Caller) -> None:
         office.ask("users.add", {"email": "grace@example.com", "name": "Grace"}, admin)
-        token = mails(office)[0]["payload"]["token"]
+        link = self.letter(office).link
+        assert link.startswith("https://h.example/reset-password#token=")
+        token = link.partition("=")[2]
         chosen = office.ask("auth.reset_password", {"token": token, "password": "a new password"})
         assert chosen.status == 200, chosen.body
         entered = office.ask("auth.login", {"email": "grace@example.com", "password": "a new password"})
