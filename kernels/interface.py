@@ -110,7 +110,8 @@ class Ops(Protocol):
 
         qkv [T, (Hq + 2·Hkv)·D] is the packed projection. positions, slots int32 [T]. cos_sin float32 [max_positions,
         D]: the first D/2 columns are cosines, the rest sines. Caches [pages, Hkv, page_size, D]. q_norm/k_norm [D]:
-        RMSNorm per head before the rotation. Returns the rotated q, [T, Hq, D].
+        RMSNorm per head before the rotation. Returns the rotated q, [T, Hq, D]. On GPUs and in `reference` a slot below
+        0 is padding: nothing is written for it.
         """
         ...
 
@@ -129,7 +130,8 @@ class Ops(Protocol):
 
         q [T, Hq, D]; q_starts int32 [S + 1]; kv_lens int32 [S]; page_table int32 [S, P]. Query j of sequence s stands
         at position kv_lens[s] − (q_starts[s+1] − q_starts[s]) + j and sees keys at positions ≤ its own (and > own −
-        window when window > 0). Returns [T, Hq·D].
+        window when window > 0). Returns [T, Hq·D]. On GPUs and in `reference` rows past q_starts[S] are padding, their
+        results 0.
         """
         ...
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from kernels.reference import ReferenceOps, gated, paged_attention, rms_norm, rope_and_cache
+from kernels.reference import ReferenceOps, gated, paged_attention, quantize_e4m3, rms_norm, rope_and_cache
 
 
 def test_linear_is_a_matrix_product_with_bias_over_stacked_parts() -> None:
@@ -71,3 +71,34 @@ def test_bad_input_is_refused() -> None:
         ops.gated(torch.zeros(1, 2), "relu")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="another implementation"):
         ops.linear(torch.zeros(1, 8), object())  # type: ignore[arg-type]
+
+
+def test_soft_cap_and_scales_equal_the_arithmetic_written_out() -> None:
+    T, D, page, cap = 5, 16, 16, 2.0
+    q, keys, values = torch.randn(T, 2, D) * 3, torch.randn(1, 1, page, D), torch.randn(1, 1, page, D)
+    starts, lengths = torch.tensor([0, T], dtype=torch.int32), torch.tensor([T], dtype=torch.int32)
+    k8, v8 = quantize_e4m3(keys / 0.5), quantize_e4m3(values / 0.25)
+    table = torch.zeros(1, 1, dtype=torch.int32)
+    scales = {"k_scale": torch.tensor([0.5]), "v_scale": torch.tensor([0.25])}
+    out = paged_attention(q, k8, v8, starts, lengths, table, 0.3, softcap=cap, **scales)
+    k, v = k8.float()[0, 0, :T] * 0.5, v8.float()[0, 0, :T] * 0.25
+    scores = cap * torch.tanh(q.transpose(0, 1) @ k.T * 0.3 / cap)
+    scores = scores.masked_fill(torch.ones(T, T).triu(1).bool(), float("-inf"))
+    torch.testing.assert_close(out, (scores.softmax(-1) @ v).transpose(0, 1).reshape(T, -1))
+
+
+def test_8_bit_values_saturate_and_round_to_even() -> None:
+    given = torch.tensor([1e9, -449.0, 17.0, 19.0, 2.0**-10, 3 * 2.0**-10, -0.0])
+    assert quantize_e4m3(given).float().tolist() == [448.0, -448.0, 16.0, 20.0, 0.0, 2.0**-8, 0.0]
+
+
+def test_padding_is_not_written_and_answers_zero() -> None:
+    keys = torch.full((2, 1, 16, 16), 7.0)
+    values, slots = keys.clone(), torch.tensor([3, -1], dtype=torch.int32)
+    positions = torch.zeros(2, dtype=torch.int32)
+    rope_and_cache(torch.randn(2, 3 * 16), 1, 1, positions, slots, torch.randn(1, 16), keys, values)
+    assert [(cache != 7.0).any(-1).nonzero().tolist() for cache in (keys, values)] == [[[0, 0, 3]]] * 2
+    starts, lengths = torch.tensor([0, 1, 1], dtype=torch.int32), torch.tensor([4, 0], dtype=torch.int32)
+    out = paged_attention(torch.randn(3, 1, 16), keys, values, starts, lengths, torch.zeros(2, 1).int(), 1.0)
+    assert out[0].any()
+    assert not out[1:].any()
