@@ -78,6 +78,11 @@ class FrontProtocol(HttpToolsProtocol):
         self._head_arrived()
         super().on_headers_complete()
 
+    def on_message_complete(self) -> None:
+        """The body is whole, too: whoever reads it need not watch the time."""
+        super().on_message_complete()
+        self.scope["state"]["whole"] = True
+
     def send_400_response(self, msg: str) -> None:
         """Refuse what is not HTTP in the shape of every other error."""
         self._head_arrived()

@@ -106,7 +106,10 @@ class Telemetry:
 
     def model(self, name: str) -> ModelMeters:
         """What is counted about a model."""
-        return self.models.setdefault(name, ModelMeters())
+        meters = self.models.get(name)
+        if meters is None:
+            meters = self.models[name] = ModelMeters()
+        return meters
 
     def render(self) -> bytes:
         """The exposition text."""
