@@ -204,7 +204,7 @@ class People(RuleBasedStateMachine):
         assert {name: self.shop.posted(name) for name in self.posted} == self.posted
         assert sum(self.posted.values()) == 0
         with self.shop.database.read() as unit:
-            spent = dict(unit.select(select(account.c.id, account.c.spent)).all())  # type: ignore[arg-type]  # pairs
+            spent = dict(unit.select(select(account.c.id, account.c.spent)).all())
             rows = {row.id: row for row in unit.select(select(users_table))}
         assert {name: spent[name] for name in self.spent} == self.spent
         for user in self.erased:
@@ -386,8 +386,8 @@ def _eight_at_once(shop: Shop, steps: int) -> list[Client]:
     assert troubles == []
     for name in PLATFORM:
         assert shop.posted(name) == sum(client.moved[name] for client in clients), name
-    with shop.database.read() as unit:
-        report = audit(unit, now=clients[-1].now)
+    with shop.database.read() as snapshot:
+        report = audit(snapshot, now=clients[-1].now)
     assert report.clean, "\n".join(report.lines())
     return clients
 
