@@ -16,7 +16,6 @@ from datetime import UTC, datetime
 from email.headerregistry import Address
 from email.message import EmailMessage
 from email.policy import SMTP
-from email.utils import parseaddr
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
@@ -79,8 +78,8 @@ class Mail(Protocol):
 
 def read_sender(text: str) -> Sender:
     """Read `Name <address>` or an address alone. AddressError."""
-    name, address = parseaddr(text)
-    if not address or not text.isprintable():
+    name, opened, address = text.removesuffix(">").rpartition("<")
+    if not text.isprintable() or bool(opened) != text.endswith(">"):
         raise AddressError("not a sender like 'Headrace <no-reply@example.com>'")
     return Sender(subject_line(name), mail_address(address))
 
