@@ -86,7 +86,7 @@ class Flow:
 
     def _unblock(self, _: object = None) -> None:
         """The hold is on disk, or the client has caught up."""
-        if self._blocked and not self._sink.full:
+        if self._blocked and not self._sink.full and self._charge.durable.done():
             self._blocked = False
             self._stop_timer()
             self._news()

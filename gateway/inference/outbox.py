@@ -9,10 +9,6 @@ from collections.abc import Callable
 from gateway.inference.line import Line
 
 
-def _nothing() -> None:
-    """Nobody waits for room."""
-
-
 class Outbox:
     """One writer (the actor) and one response, which opens it onto the client's connection."""
 
@@ -21,8 +17,8 @@ class Outbox:
     def __init__(self) -> None:
         self.writes = 0
         """How often something was written to the connection."""
-        self.on_room: Callable[[], None] = _nothing
-        """Called when it is not full any more."""
+        self.on_room: list[Callable[[], None]] = []
+        """Called when something was written: it may not be full any more."""
         self._parts: list[bytes] = []
         self._size = 0
         self._closed = False
@@ -66,7 +62,7 @@ class Outbox:
         self.defer(data)
         self._closed = True
         self._wake()
-        self.on_room()
+        self._tell_room()
 
     # -- the response ------------------------------------------------------------------------------
 
@@ -92,7 +88,11 @@ class Outbox:
         if line is not None and line.full_since is None and self._parts and not self._closed:
             line.chunk(self._take())
             self.writes += 1
-            self.on_room()
+            self._tell_room()
+
+    def _tell_room(self) -> None:
+        for listener in self.on_room:
+            listener()
 
     def _keep(self, data: bytes) -> None:
         self._parts.append(data)

@@ -106,7 +106,7 @@ class StreamSink:
 
     def when_room(self, callback: Callable[[], None]) -> None:
         """Tell when the client has caught up."""
-        self.outbox.on_room = callback
+        self.outbox.on_room.append(callback)
 
     def pause_s(self, now: float) -> float:
         """Time to the next slot."""
