@@ -128,12 +128,17 @@ async def read_body(receive: Receive) -> bytes:
 
 
 async def write(send: Send, answer: Outgoing) -> None:
-    """Send a whole answer."""
+    """Send an answer; what is made while it is sent comes from a thread, a part at a time."""
     headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers.items()]
-    if answer.status != HTTPStatus.NO_CONTENT:  # which has no content, so it has no length either
+    if answer.rest is None and answer.status != HTTPStatus.NO_CONTENT:  # which has no content, so it has no length
         headers.append((b"content-length", b"%d" % len(answer.body)))
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-    await send({"type": "http.response.body", "body": answer.body})
+    await send({"type": "http.response.body", "body": answer.body, "more_body": answer.rest is not None})
+    if answer.rest is None:
+        return
+    while part := await to_thread.run_sync(next, answer.rest, b""):
+        await send({"type": "http.response.body", "body": part, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
 
 
 def routes(

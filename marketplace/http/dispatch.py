@@ -4,7 +4,7 @@ what; then the handler under its unit of work. The only place where an exception
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,11 +13,11 @@ from pydantic import BaseModel, ValidationError
 from sqlalchemy.exc import OperationalError
 
 from marketplace.auth import sessions
-from marketplace.http import idempotency, versions
+from marketplace.http import idempotency, sheets, versions
 from marketplace.http.envelope import VERSION_HEADER, Parcel, pack, unpack
 from marketplace.http.errors import Code, Refusal, render
 from marketplace.http.limits import RateClass, Verdict, rates
-from marketplace.http.operation import Call, Context, Keyed, Operation, Reads, Writes, rate_limited
+from marketplace.http.operation import Call, Context, Exports, Keyed, Operation, Reads, Writes, rate_limited
 from marketplace.http.principal import Principal, resolve
 from marketplace.store.db import WriteUnit
 from marketplace.store.ids import new_id
@@ -55,6 +55,8 @@ class Outgoing:
     status: int
     headers: dict[str, str]
     body: bytes
+    rest: Iterator[bytes] | None = None
+    """what follows the body, made while it is sent; None for an answer that is whole"""
 
 
 class Desk:
@@ -127,6 +129,8 @@ class Desk:
             headers=incoming.headers,
             raw=incoming.body,
         )
+        if isinstance(operation.handler, Exports):
+            return _export(operation.handler, call, request, {**_FIXED, "X-Request-Id": request_id, **headers})
         key = incoming.headers.get(idempotency.HEADER.lower())
         if operation.idempotent and key is not None:
             data = self._once(operation, call, request, parcel.data, idempotency.check_key(key), headers)
@@ -193,6 +197,7 @@ class Desk:
             return database.transact(lambda unit: _write(handler, call, unit, request))
         if isinstance(handler, Keyed):
             return handler.run(call, request, None)[0]
+        assert not isinstance(handler, Exports), "an export is no model"
         return handler.run(call, request)
 
     def _once(
@@ -225,6 +230,14 @@ class Desk:
         if replayed:
             headers[idempotency.REPLAYED] = "true"
         return orjson.Fragment(answer.encode())
+
+
+def _export(handler: Exports[Any], call: Call, request: BaseModel, told: dict[str, str]) -> Outgoing:
+    """Begin an answer of CSV: its first part is made here, where it may still be refused."""
+    parts = (part.encode() for part in handler.run(call, request))
+    first = next(parts)
+    shape = {"Content-Type": sheets.MEDIA_TYPE, "Content-Disposition": f'attachment; filename="{handler.file}"'}
+    return Outgoing(200, {**told, **shape}, first, parts)
 
 
 def _write(handler: Writes[Any], call: Call, unit: WriteUnit, request: BaseModel) -> BaseModel | None:
