@@ -119,9 +119,9 @@ def choose_tile(
     queries for cost little, because steps of few rows wait for memory.
     """
     wide = shape.block_d > 128
-    if shape.q_dtype == torch.float32:
-        return _fit(Tile(16, 16, 8 if wide else 4, 2), arch, shape)
     is_fp8 = shape.kv_dtype == torch.float8_e4m3fn
+    if shape.q_dtype == torch.float32:
+        return _fit(Tile(16, 16, 8 if wide else 4, 1 if is_fp8 else 2), arch, shape)
     grouped = min(64, power_of_two(shape.group))
     if deterministic:
         block_m = 32

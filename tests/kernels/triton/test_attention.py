@@ -58,10 +58,10 @@ def test_any_number_of_query_heads_for_a_key_head(batch: Callable, heads: tuple[
     check(batch([(37, 1), (3, 6)], heads=heads, dtype=dtype, padding_rows=2), arch=HOPPER)
 
 
-@pytest.mark.parametrize("window", [1, 5, 32, 64, 100])
+@pytest.mark.parametrize("window", [1, 20, 64])
 @pytest.mark.parametrize("split", [True, False])
 def test_sliding_windows(batch: Callable, window: int, split: bool) -> None:
-    case = batch([(300, 1), (0, 40), (90, 7), (0, 1)], dtype=torch.bfloat16, padding_rows=3)
+    case = batch([(190, 1), (0, 30), (90, 7), (0, 1)], dtype=torch.bfloat16, padding_rows=3)
     check(case, window=window, split=split, arch=HOPPER)
 
 
@@ -70,7 +70,7 @@ def test_soft_cap_bounds_scores(batch: Callable, types: tuple[torch.dtype, torch
     case = batch(MIXED, dtype=types[0], kv_dtype=types[1])
     capped = check(case, softcap=0.5, arch=HOPPER)
     assert not torch.allclose(capped, check(case, arch=HOPPER), atol=1e-2)
-    check(case, softcap=20.0, window=30, arch=HOPPER)
+    check(case, softcap=20.0, window=30, split=False, arch=HOPPER)
 
 
 @pytest.mark.parametrize(("tokens", "capability"), [(100, 90), (600, 90), (2048, 80), (2048, 90)])
@@ -82,7 +82,7 @@ def test_large_steps_take_larger_tiles(batch: Callable, tokens: int, capability:
 
 
 def test_splits_change_a_result_by_rounding_alone_and_repeat_exactly(batch: Callable) -> None:
-    case = batch([(600, 1), (3, 1), (290, 3)], heads=(2, 1))
+    case = batch([(400, 1), (3, 1), (290, 3)], heads=(2, 1))
     arch = Architecture(90, 4)
     split = check(case, arch=arch)
     whole = check(case, split=False, arch=arch)
@@ -92,7 +92,7 @@ def test_splits_change_a_result_by_rounding_alone_and_repeat_exactly(batch: Call
 
 
 def test_a_plan_serves_every_layer(batch: Callable) -> None:
-    layers = [batch([(500, 1), (20, 3)], dtype=torch.float16, seed=seed) for seed in (1, 2)]
+    layers = [batch([(300, 1), (20, 3)], dtype=torch.float16, seed=seed) for seed in (1, 2)]
     shape, first = AttentionShape.of(layers[0].q, layers[0].keys), layers[0]
     plan = plan_splits(first.q_starts, first.kv_lens, first.q.shape[0], shape, arch=HOPPER)
     for layer in layers:
@@ -187,7 +187,7 @@ def test_what_does_not_fit_is_refused(batch: Callable) -> None:
         attend(keys=case.keys.to(FP8), values=case.values.to(FP8))
 
 
-@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     seqs=st.lists(st.tuples(st.integers(0, 90), st.integers(0, 40)), min_size=1, max_size=4),
     heads=st.sampled_from([(1, 1), (4, 2), (3, 1), (10, 2)]),
