@@ -119,7 +119,12 @@ class Dying:
 
 def deliverer(office: Office, post: Post, mail: object) -> Deliverer:
     made = Deliverer(
-        office.database, post, platform="Headrace", public_url="http://x", clock=office.clock, random=office.random
+        office.database,
+        post,
+        platform="Headrace",
+        public_url=office.context.public_url,
+        clock=office.clock,
+        random=office.random,
     )
     made._mail = mail  # type: ignore[assignment] # a double
     return made
