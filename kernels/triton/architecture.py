@@ -22,6 +22,12 @@ class Architecture:
         """Shared memory that one program may use."""
         return SHARED_BYTES.get(self.capability, 99 * 1024)
 
+    @property
+    def has_group_mma(self) -> bool:
+        """Whether matrix instructions of 64 rows and more read their operands from shared memory: data-centre Hopper
+        and Blackwell."""
+        return self.capability in (90, 100, 103)
+
 
 SHARED_BYTES = {80: 163 * 1024, 87: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024, 103: 227 * 1024}
 """Shared memory of one program by capability; every other one since 8.6 (8.6, 8.9, 12.0, 12.1) has 99 KiB."""

@@ -129,15 +129,15 @@ def choose_tile(
         block_m = max(16, grouped)
     elif tokens <= 512:
         block_m = max(32, grouped)
-    elif tokens < 2048 or (wide and (is_fp8 or arch.capability < 90)):
+    elif tokens < 2048 or (wide and (is_fp8 or not arch.has_group_mma)):
         block_m = 64
     else:
         block_m = 128
-    # What follows keeps registers from spilling: 8-bit keys are decoded in registers, and below Hopper's matrix
-    # instructions the accumulators lie there too
-    narrow = wide or (is_fp8 and block_m == 32) or (block_m == 128 and arch.capability < 90)
+    # What follows keeps registers from spilling: 8-bit keys are decoded in registers, and without Hopper's matrix
+    # instructions operands lie there too
+    narrow = wide or (is_fp8 and block_m == 32) or (block_m == 128 and not arch.has_group_mma)
     block_n = 32 if narrow else 64
-    few = block_m < 64 or (block_m == 64 and arch.capability >= 90 and not wide and not is_fp8)
+    few = block_m < 64 or (block_m == 64 and arch.has_group_mma and not wide and not is_fp8)
     return _fit(Tile(block_m, block_n, 4 if few else 8, 5), arch, shape)
 
 
@@ -177,7 +177,7 @@ def _fit(tile: Tile, arch: Architecture, shape: AttentionShape) -> Tile:
 def shared_estimate(tile: Tile, shape: AttentionShape, arch: Architecture) -> int:
     """Upper estimate of a program's shared memory in bytes: keys and values in flight, queries, weights, and the
     results on their way out where matrix instructions read their operands from shared memory."""
-    copies = 2 if arch.capability in (90, 100, 103) else 1
+    copies = 2 if arch.has_group_mma else 1
     keys = 2 * tile.block_n * shape.block_d * shape.kv_dtype.itemsize * max(1, tile.num_stages // 2)
     rows = tile.block_m * (copies * shape.block_d + tile.block_n) * shape.q_dtype.itemsize
     return keys + rows + 4096
