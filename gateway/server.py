@@ -30,7 +30,7 @@ class FrontProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Put a line before the transport, and where responses find it: they write to it themselves."""
-        self._line = Line(transport, self.loop)
+        self._line = Line(transport, self.loop.time)
         super().connection_made(self._line)
         self.app_state = {**self.app_state, "line": self._line}
         self._await_head()

@@ -18,16 +18,16 @@ def _nothing() -> None:
 class Line(asyncio.Transport):
     """One connection. Belongs to its event loop."""
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, transport: asyncio.Transport, clock: Callable[[], float]) -> None:
         super().__init__()
         self.full_since: float | None = None
-        """Loop time from which on the client has not taken what was written; None while there is room."""
+        """From when on, by the clock, the client has not taken what was written; None while there is room."""
         self.on_room: Callable[[], None] = _nothing
         """Called when there is room again."""
         self.on_lost: Callable[[], None] = _nothing
         """Called when the client has left, once."""
         self._transport = transport
-        self._loop = loop
+        self._clock = clock
         self._corked: list[bytes] | None = None
 
     def leave(self) -> None:
@@ -55,7 +55,7 @@ class Line(asyncio.Transport):
 
     def pause(self) -> None:
         """The buffers are full."""
-        self.full_since = self._loop.time()
+        self.full_since = self._clock()
 
     def resume(self) -> None:
         """There is room."""
