@@ -175,10 +175,12 @@ def _fit(tile: Tile, arch: Architecture, shape: AttentionShape) -> Tile:
 
 
 def shared_estimate(tile: Tile, shape: AttentionShape, arch: Architecture) -> int:
-    """Upper estimate of a program's shared memory in bytes: keys and values in flight, queries, weights, and the
-    results on their way out where matrix instructions read their operands from shared memory."""
+    """Upper estimate of a program's shared memory in bytes: keys and values in flight, queries, weights; and where
+    matrix instructions read their operands from shared memory, the tile they still read and the results on their way
+    out."""
     copies = 2 if arch.has_group_mma else 1
-    keys = 2 * tile.block_n * shape.block_d * shape.kv_dtype.itemsize * max(1, tile.num_stages // 2)
+    in_flight = 2 * max(1, tile.num_stages // 2) + (copies - 1)
+    keys = in_flight * tile.block_n * shape.block_d * shape.kv_dtype.itemsize
     rows = tile.block_m * (copies * shape.block_d + tile.block_n) * shape.q_dtype.itemsize
     return keys + rows + 4096
 
