@@ -11,7 +11,7 @@ with 1 to 16 rows. Idea of splitting K: stream-K and split-K decompositions (arX
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -120,48 +120,60 @@ _SHAPES = (
 )  # fmt: skip
 """[N, K] of projections: an 8B model's first, then small and large ones'."""
 
-_SMS = {80: 108, 90: 132, 100: 148}
+_SMS = (132, 108, 148)
+"""Multiprocessors of H100, A100 and B200: they decide where K is split."""
 
 
 def configurations() -> Iterator[Configuration]:
-    """Each projection of known models in each type, as planned for H100's 132 multiprocessors (of A100 and B200 the
-    plans differ in the split only)."""
-    reductions: set[tuple[torch.dtype, int, int]] = set()
+    """Each projection of known models in each type, as planned for H100, A100 and B200."""
+    seen: set[tuple[object, ...]] = set()
     for dtype in ACTIVATIONS:
         for n, k in _SHAPES:
-            how = plan(n, k, _SMS[90], dtype.itemsize)
-            hot = dtype is torch.bfloat16 and (n, k) in _SHAPES[:5]
-            kind = POINTERS[dtype]
-            yield Configuration(
-                kernel=_skinny_gemm,
-                name=f"{kind[1:]} n{n} k{k} split{how.split}",
-                signature={"x": kind, "weight": kind, "out": kind if how.split == 1 else "*fp32", "M": "i32"},
-                constants={
-                    "bias": None, "N": n, "K": k, "BLOCK_N": how.block_n, "BLOCK_K": how.block_k, "SPLIT": how.split,
-                },
-                num_stages=STAGES,
-                hot=hot,
-            )  # fmt: skip
-            if how.split > 1 and (dtype, n, how.split) not in reductions:
-                reductions.add((dtype, n, how.split))
-                yield Configuration(
-                    kernel=_add_parts,
-                    name=f"{kind[1:]} n{n} split{how.split}",
-                    signature={"parts": "*fp32", "out": kind},
-                    constants={"bias": None, "N": n, "BLOCK": REDUCE_BLOCK, "SPLIT": how.split},
-                    hot=hot,
-                )
+            for sms in _SMS:
+                how = plan(n, k, sms, dtype.itemsize)
+                hot = dtype is torch.bfloat16 and (n, k) in _SHAPES[:5] and sms == _SMS[0]
+                for key, config in (
+                    ((dtype, n, k, how), _multiplication(dtype, n, k, how, hot)),
+                    ((dtype, n, how.split), _addition(dtype, n, how, hot)),
+                ):
+                    if key not in seen and (config.kernel is _skinny_gemm or how.split > 1):
+                        seen.add(key)
+                        yield config
     for dtype in ACTIVATIONS:
-        yield _with_bias(dtype)
+        yield from _with_bias(dtype)
 
 
-def _with_bias(dtype: torch.dtype) -> Configuration:
-    """The projection of Qwen2 that has a bias."""
-    kind, how = POINTERS[dtype], Plan(32, 256 // dtype.itemsize, 1)
+def _multiplication(dtype: torch.dtype, n: int, k: int, how: Plan, hot: bool) -> Configuration:
+    kind = POINTERS[dtype]
     return Configuration(
         kernel=_skinny_gemm,
-        name=f"{kind[1:]} bias",
-        signature={"x": kind, "weight": kind, "out": kind, "bias": kind, "M": "i32"},
-        constants={"N": 4608, "K": 3584, "BLOCK_N": how.block_n, "BLOCK_K": how.block_k, "SPLIT": 1},
+        name=f"{kind[1:]} n{n} k{k} block{how.block_n} split{how.split}",
+        signature={"x": kind, "weight": kind, "out": kind if how.split == 1 else "*fp32", "M": "i32"},
+        constants={
+            "bias": None, "N": n, "K": k, "BLOCK_N": how.block_n, "BLOCK_K": how.block_k, "SPLIT": how.split,
+        },
         num_stages=STAGES,
+        hot=hot,
+    )  # fmt: skip
+
+
+def _addition(dtype: torch.dtype, n: int, how: Plan, hot: bool) -> Configuration:
+    kind = POINTERS[dtype]
+    return Configuration(
+        kernel=_add_parts,
+        name=f"{kind[1:]} n{n} split{how.split}",
+        signature={"parts": "*fp32", "out": kind},
+        constants={"bias": None, "N": n, "BLOCK": REDUCE_BLOCK, "SPLIT": how.split},
+        hot=hot,
     )
+
+
+def _with_bias(dtype: torch.dtype) -> Iterator[Configuration]:
+    """The projections of Qwen2 7B and 0.5B that have a bias, the second split."""
+    for n, k, split in ((4608, 3584, 1), (1152, 896, 2)):
+        kind, how = POINTERS[dtype], Plan(32, 256 // dtype.itemsize, split)
+        plain = _multiplication(dtype, n, k, how, False) if split == 1 else _addition(dtype, n, how, False)
+        constants = {name: value for name, value in plain.constants.items() if name != "bias"}
+        yield replace(
+            plain, name=f"{plain.name} bias", signature={**plain.signature, "bias": kind}, constants=constants
+        )
