@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from tests.marketplace.conftest import MakeDatabase, Shop
 
 
+HEAD = max(path.name for path in (Path(migrate.__file__).parent / "migrations" / "versions").glob("0*.py"))[:4]
+
+
 def test_the_migrated_schema_is_the_declared_one(database: Database) -> None:
     with database._writer.connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True, "target_metadata": metadata})
@@ -62,7 +65,7 @@ def test_checks_and_partial_indexes_are_the_declared_ones(make_database: MakeDat
 
 
 def test_migrating_again_changes_nothing(database: Database) -> None:
-    assert database.migrate() == database.migrate() == "0002"
+    assert database.migrate() == database.migrate() == HEAD
 
 
 def test_two_processes_may_migrate_at_once(make_database: MakeDatabase) -> None:
@@ -87,7 +90,7 @@ def test_two_processes_may_migrate_at_once(make_database: MakeDatabase) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert versions == ["0002"] * 3
+    assert versions == [HEAD] * 3
 
 
 def test_a_database_of_somebody_else_is_left_alone(make_database: MakeDatabase) -> None:
@@ -162,7 +165,7 @@ def test_keys_and_people_of_before_the_management_api_live_on(make_database: Mak
             "VALUES ('k', 'user', 'u', 'a', 'n', 'p', 'd', 5)",
         ):
             connection.execute(text(statement))
-    assert database.migrate() == "0002"
+    assert database.migrate() == HEAD
     with database.read() as unit:
         assert [(row.id, row.active) for row in keys.load_active(unit)] == [("k", True)]
         user = users.find(unit, "u")

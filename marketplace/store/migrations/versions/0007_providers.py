@@ -16,7 +16,7 @@ TABLES = ("provider", "provider_member", "provider_customer")
 def upgrade() -> None:
     present = set(sa.inspect(op.get_bind()).get_table_names())
     assert not present & set(TABLES), f"tables of an unknown origin are in the way: {sorted(present & set(TABLES))}"
-    op.add_column("users", sa.Column("erased_at", sa.BigInteger(), nullable=True))
+    op.add_column("users", sa.Column("erased_at", sa.BigInteger(), nullable=True, comment="since when it names nobody"))
     living = sa.text("erased_at IS NULL")
     op.create_index(
         "ix_users_living", "users", ["created_at", "id"], unique=False, sqlite_where=living, postgresql_where=living
