@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import msgspec
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from marketplace.ledger.book import CUSTOMER
 from marketplace.ledger.tables import account
+from marketplace.payments.tables import payment
 from marketplace.store.db import ReadUnit
 
 
@@ -32,6 +33,12 @@ def summaries(unit: ReadUnit, account_ids: Collection[str]) -> dict[str, Summary
         row.id: Summary(row.posted, row.credit_limit, row.unlimited, row.spent, running.get(row.id, 0))
         for row in unit.select(wanted)
     }
+
+
+def pending_payments(unit: ReadUnit, account_id: str) -> int:
+    """Return how many payments to an account are under way."""
+    mine = select(func.count()).where(payment.c.account_id == account_id, payment.c.state.in_(("creating", "pending")))
+    return int(unit.select(mine).scalar_one())
 
 
 def live_instances(unit: ReadUnit, account_ids: Collection[str] | None = None) -> dict[str, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from marketplace.accounts import service as accounts
-from marketplace.accounts.activity import live_instances, summaries
+from marketplace.accounts.activity import live_instances, pending_payments, summaries
 from marketplace.accounts.wire import AccountSummary
 from marketplace.http.errors import Code, Refusal
 from marketplace.http.operation import Call, Operation, Reads, Writes
@@ -131,15 +131,17 @@ def delete(call: Call, unit: WriteUnit, request: TeamRequest) -> TeamId:
     state = accounts.get(unit, team.account_id)
     requests = count_open(unit, team.account_id)
     instances = live_instances(unit, [team.account_id]).get(team.account_id, 0)
-    if state.posted != 0 or state.held != 0 or requests or instances:
+    payments = pending_payments(unit, team.account_id)
+    if state.posted != 0 or state.held != 0 or requests or instances or payments:
         raise Refusal(
             Code.TEAM_IN_USE,
-            "The team's account is not at zero, or something still runs on it.",
+            "The team's account is not at zero, or something is still under way on it.",
             param="team_id",
             details={
                 "balance": nano_to_cents(state.posted),
                 "held": nano_to_cents(state.held),
                 "open_requests": requests,
+                "pending_payments": payments,
                 "instances": instances,
             },
         )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy import select
 
+from marketplace.notify.rendering import render
 from marketplace.notify.tables import outbox
 from marketplace.teams import membership
 from marketplace.teams import service as teams
@@ -321,3 +322,11 @@ def test_no_key_is_made_for_a_team_that_is_deleted_at_the_same_time(office: Offi
         assert deleted.status == 200 and made.status in (200, 403), made.body
         if made.status == 200:
             assert office.ask("auth.me", {}, made.body["key"]).code == "InvalidApiKey"
+
+
+def test_the_invite_says_who_where_and_as_what() -> None:
+    values = {"team": "R&D <x>", "inviter": "Ada", "role": "Admin", "platform": "Headrace", "base_url": "https://h"}
+    mail = render("invite", values)
+    assert mail.subject == "Headrace: you are invited to the team R&D <x>"
+    assert "Ada invites you to join the team R&D <x> at Headrace as Admin." in mail.text and "https://h" in mail.text
+    assert "R&amp;D &lt;x&gt;" in mail.html and "<x>" not in mail.html

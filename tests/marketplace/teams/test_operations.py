@@ -6,14 +6,30 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from sqlalchemy import insert, update
 
 from marketplace.ledger.audit import audit
+from marketplace.payments.tables import payment
 from marketplace.providers import service as providers
 
 if TYPE_CHECKING:
     from tests.marketplace.conftest import Answer, Caller, Office, Shop
 
 CENT = 10**7
+PAYMENT = {
+    "provider": "manual",
+    "reference": None,
+    "payer_kind": "team",
+    "created_by": None,
+    "amount_cents": 5,
+    "currency": "EUR",
+    "save_card": False,
+    "state": "pending",
+    "tx_id": None,
+    "created_at": 1,
+    "paid_at": None,
+    "checked_at": 1,
+}
 
 
 def found(office: Office, who: Caller, name: str = "research", **more: Any) -> dict[str, Any]:
@@ -220,6 +236,12 @@ def test_a_team_with_money_or_running_requests_is_not_deleted(office: Office, sh
     assert busy.code == "TeamInUse" and busy.body["error"]["details"]["open_requests"] == 1
     shop.apply(shop.void(hold.request_id))
     office.now = shop.now
+    with office.database.write() as unit:
+        unit.execute(insert(payment).values(id="p", account_id=team.account_id, payer_id=team.id, **PAYMENT))
+    paying = office.ask("teams.delete", {"team_id": team.id}, ada)
+    assert paying.code == "TeamInUse" and paying.body["error"]["details"]["pending_payments"] == 1
+    with office.database.write() as unit:
+        unit.execute(update(payment).values(state="canceled"))
     assert office.ask("teams.delete", {"team_id": team.id}, ada).body == {"id": team.id}
     assert office.ask("auth.me", {}, team).code == "InvalidApiKey"
     assert listed(office, ada) == [] and listed(office, admin, {"ById": [team.id]}) == []
