@@ -347,6 +347,8 @@ def _configuration(
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         min_arch=min_arch,
+        # The assembler trades 16 bytes for a second program on a multiprocessor: it stops at 128 registers
+        spills=16 if tile.block_m == 128 and shape.head_dim == 64 else 0,
         hot=(shape.q_heads, shape.head_dim, shape.page_size, shape.q_dtype, shape.kv_dtype) == (32, 128, 16, *bf16)
         and shape.group == 4
         and not feature
