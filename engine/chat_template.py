@@ -50,8 +50,7 @@ class ChatTemplate:
             raise TemplateError(f"the model's chat template is broken: line {error.lineno}: {error.message}") from error
         except jinja2.TemplateError as error:
             raise TemplateError(str(error.message or error)) from error
-        # A template is foreign code: adding None to text, a missing key, a division by zero may all happen in it
-        except Exception as error:
+        except Exception as error:  # foreign code: adding None to text, a missing key, a division by zero may happen
             raise TemplateError(f"the chat template cannot render these messages: {error}") from error
 
 

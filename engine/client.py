@@ -88,7 +88,7 @@ class EngineClient:
                 transport.close()
             reason = str(error) or f"no answer within {timeout_s:g} s"
             raise EngineError("engine_down", f"cannot reach the engine: {reason}") from error
-        except BaseException:
+        except BaseException:  # a caller that was cancelled, too, leaves no connection open
             if transport is not None:
                 transport.close()
             raise

@@ -118,8 +118,7 @@ def _from_folder(folder: Path) -> Tokenizer:
     description = read_json(file)
     try:
         backend = Backend.from_buffer(file.read_bytes())
-    # The library raises plain Exception for whatever it does not understand
-    except Exception as error:
+    except ValueError as error:
         raise WeightsError(f"{file}: not a readable tokenizer: {error}") from error
     backend.no_padding()
     backend.no_truncation()

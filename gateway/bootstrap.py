@@ -93,7 +93,7 @@ def prepare(
     except (SQLAlchemyError, StoreError) as error:
         database.close()
         raise BootstrapError(f"the database cannot be used: {_first_line(error)}") from error
-    except BaseException:
+    except BaseException:  # an interrupted start, too, leaves no connection open
         database.close()
         raise
     return Prepared(database=database, pepper=pepper, first=first)

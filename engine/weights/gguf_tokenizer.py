@@ -147,8 +147,7 @@ def _model(
         return models.BPE(
             vocab=vocabulary, merges=pairs, unk_token=unk, fuse_unk=spm, byte_fallback=spm, ignore_merges=ignore_merges
         )
-    # The library raises plain Exception, for a merge whose parts or result are not in the vocabulary
-    except Exception as error:
+    except Exception as error:  # what the library raises for a merge whose parts or result are not in the vocabulary
         raise WeightsError(f"{header.path}: metadata field 'tokenizer.ggml.merges': {error}") from error
 
 

@@ -113,7 +113,7 @@ async def answer(services: Services, exchange: Exchange, parse: Callable[[bytes]
         raise limits.refusal(refused)
     try:
         admitted = await _admit(services, exchange, ask, model, price, key)
-    except BaseException:
+    except BaseException:  # a caller who hung up, too, runs no longer
         key.limits.release()
         raise
     admitted.on_end(key.limits.release)
@@ -173,7 +173,7 @@ async def _admit(
         for tab, charge in zip(tabs, charges):
             tab.follow(charge)
         runs = _dispatch(services, exchange, ask, model, key, charges, prompts, params)
-    except BaseException:
+    except BaseException:  # a caller who hung up, too, gives back place, budget and tokens
         model.capacity.leave(ticket, now, served=False)
         for tab in tabs:
             tab.cancel()
@@ -226,7 +226,7 @@ async def _hold(
                     client_call_id=exchange.request_id if len(prompts) > 1 else "",
                 )
             )
-    except BaseException as error:
+    except BaseException as error:  # a caller who hung up, too, leaves no money held
         for charge in charges:
             charge.void("another prompt of the same call was refused")
         if isinstance(error, InsufficientQuotaError):

@@ -53,7 +53,7 @@ async def open_tabs(
                 for prompt, asked in zip(prompts, params, strict=True)
             ]
             _take_budget(key, key.budget, tabs, covers, spendings.clock, quota_status)
-    except BaseException:
+    except BaseException:  # whatever ends it, a defect too: what was taken of the limits is given back
         for tab in tabs:
             tab.cancel()
         raise

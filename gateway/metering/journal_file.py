@@ -170,7 +170,7 @@ def _prepare(path: Path) -> sqlite3.Connection:
                 connection.execute(statement)
             connection.execute("INSERT OR IGNORE INTO meta VALUES ('node', ?)", (f"gateway-{uuid.uuid4()}",))
         _make_room(connection)
-    except BaseException:
+    except BaseException:  # an interrupted start, too, lets the file go
         connection.close()
         raise
     return connection

@@ -187,7 +187,7 @@ class Meter:
         try:
             failpoints.hit("meter.open.reserved")
             durable = journal.append(msgspec.structs.replace(hold, seq=seq))
-        except BaseException:
+        except BaseException:  # whatever ends it: money that no record holds would be lost until a restart
             purse.lost(seq)
             raise
         charge = Charge(self, hold, cover, durable, self._monotonic())

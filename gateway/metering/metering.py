@@ -90,7 +90,7 @@ class Metering:
         metering = cls(journal, database, clock, monotonic, made)
         try:
             await metering._begin()
-        except BaseException:
+        except BaseException:  # a start that was cancelled, too, leaves nothing running
             await metering.standings.close()
             await metering.settler.close(0.0)
             journal.close()
