@@ -80,7 +80,7 @@ class Spendings:
             if charge.key_id not in key_ids:
                 continue
             followed.append(charge.request_id)
-            owner = charge._meter
+            owner = charge.owner
             if isinstance(owner, Tab) and owner.follows(spending):
                 continue
             spending.held += charge.held

@@ -85,8 +85,7 @@ class Tab:
     def follow(self, charge: Charge) -> None:
         """See everything that the charge tells its owner from now on."""
         self._charge = charge
-        self._owner = charge._meter
-        charge._meter = self
+        self._owner = charge.through(self)
 
     def follows(self, spending: Spending) -> bool:
         """Whether this tab, or one behind it, counts for the spending."""

@@ -79,7 +79,7 @@ NO_TIMINGS = Timings()
 
 
 class Owner(Protocol):
-    """What a charge asks of its meter."""
+    """What a charge asks of its meter, or of who stands between them."""
 
     def note(self, charge: Charge, tokens: Tokens) -> Stop | None:
         """Take note of what the request has consumed so far."""
@@ -100,7 +100,7 @@ class Charge:
     """One request's open hold; made by `Meter.open`, ended exactly once by `settle`, `settle_when` or `void`."""
 
     __slots__ = (
-        "_meter",
+        "_owner",
         "account_id",
         "checkpoint_at",
         "checkpoint_tokens",
@@ -114,7 +114,7 @@ class Charge:
         "seen_at",
     )
 
-    def __init__(self, meter: Owner, hold: Hold, cover: Cover, durable: asyncio.Future[None], now: int) -> None:
+    def __init__(self, owner: Owner, hold: Hold, cover: Cover, durable: asyncio.Future[None], now: int) -> None:
         self.request_id = hold.request_id
         self.account_id = hold.account_id
         self.key_id = hold.key_id
@@ -123,7 +123,7 @@ class Charge:
         """Resolves when the hold is on disk; fails with JournalUnavailableError when it never will be."""
         self.counters: Tokens = Tokens()
         """What is known to be consumed so far."""
-        self._meter = meter
+        self._owner = owner
         # The rest is the meter's bookkeeping.
         self.cover = cover
         self.end: asyncio.Future[Settlement | None] | None = None
@@ -140,6 +140,16 @@ class Charge:
         """True once the end is queued (or the hold was lost)."""
         return self.end is not None
 
+    @property
+    def owner(self) -> Owner:
+        """Who is told of its progress and of its end: the meter, or the last that stepped between."""
+        return self._owner
+
+    def through(self, owner: Owner) -> Owner:
+        """Tell `owner` from now on, which passes everything on to the owner before it: that one is returned."""
+        before, self._owner = self._owner, owner
+        return before
+
     def progress(self, counters: Counted) -> Stop | None:
         """Note cumulative counters; a Stop when the request must be ended for lack of money or of a working journal.
 
@@ -147,7 +157,7 @@ class Charge:
         """
         if self.end is not None or counters.completion < self.counters.completion:
             return None
-        return self._meter.note(self, metered(counters))
+        return self._owner.note(self, metered(counters))
 
     def settle(
         self,
@@ -166,7 +176,7 @@ class Charge:
         was never written. Cancelling the wait does not touch the settlement.
         """
         if self.end is None:
-            self._meter.finish(self, outcome, metered(counters), source, engine_epoch, timings)
+            self._owner.finish(self, outcome, metered(counters), source, engine_epoch, timings)
         assert self.end is not None
         return asyncio.shield(self.end)
 
@@ -185,7 +195,7 @@ class Charge:
         After timeout_s, or when `final` raises, the last counters that `progress` saw are settled (source
         "checkpoint").
         """
-        return self._meter.own(self._settle_when(outcome, final, engine_epoch, timings, timeout_s))
+        return self._owner.own(self._settle_when(outcome, final, engine_epoch, timings, timeout_s))
 
     async def _settle_when(
         self, outcome: Outcome, final: Awaitable[Counted], engine_epoch: str, timings: Timings, timeout_s: float
@@ -199,7 +209,7 @@ class Charge:
             )
             tokens, source = self.counters, "checkpoint"
         if self.end is None:
-            self._meter.finish(self, outcome, tokens, source, engine_epoch, timings)
+            self._owner.finish(self, outcome, tokens, source, engine_epoch, timings)
         assert self.end is not None
         # A broken journal is reported through its health, and the settlement is tried again.
         with contextlib.suppress(SettlementDelayedError, JournalUnavailableError):
@@ -208,6 +218,6 @@ class Charge:
     def void(self, reason: str) -> asyncio.Future[Settlement | None]:
         """Give the hold back: the request never reached the engine. Exactly once, like `settle`; resolves with None."""
         if self.end is None:
-            self._meter.give_back(self, reason)
+            self._owner.give_back(self, reason)
         assert self.end is not None
         return asyncio.shield(self.end)
