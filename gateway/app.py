@@ -46,6 +46,8 @@ from marketplace.http.limits import Buckets
 from marketplace.http.operation import Context
 from marketplace.mcp import McpEndpoint
 from marketplace.operations import TABLE
+from marketplace.payments.manual import ManualProvider
+from marketplace.payments.port import PaymentProvider
 from marketplace.store.db import Database
 from marketplace.store.ids import new_id
 from marketplace.store.vault import Vault
@@ -77,9 +79,11 @@ class Gateway:
         source: ModelSource,
         *,
         replica: Callable[[Tokenizer], Replica] | None = None,
+        payments: PaymentProvider | None = None,
     ) -> None:
         """`model` is the name that clients use, `source` where its files are. `replica` makes another engine's
-        supervisor than the settings describe. Raises WeightsError when the tokenizer cannot be read.
+        supervisor than the settings describe; without `payments`, they are made by hand. Raises WeightsError when the
+        tokenizer cannot be read.
         """
         paths = Paths(settings.data)
         self.settings = settings
@@ -95,6 +99,7 @@ class Gateway:
         self.metering: Metering
         self.services: Services
         self._paths = paths
+        self._payments = payments or ManualProvider()
         self._database: Database | None = None
         self._management: Context
         self._chores: Chores
@@ -129,6 +134,7 @@ class Gateway:
             limits=Buckets(),
             public_url=self.settings.public_url or f"http://{self.settings.host}:{self.settings.port}",
             oauth=known(self.settings.issuers),
+            payments=self._payments,
         )
         self._mcp = McpEndpoint(TABLE, self._management, self._observe)
         await self._mcp.start()

@@ -18,11 +18,13 @@ from marketplace.http.operation import Context
 from marketplace.notify.mail import FolderMail, Mail, SmtpMail, read_sender, read_smtp_url
 from marketplace.workers.funds import FundsWatch
 from marketplace.workers.outbox import Deliverer
+from marketplace.workers.payments import reconcile
 
 log = logging.getLogger(__name__)
 
 MAIL_S = 1.0
 FUNDS_S = 5.0
+PAYMENTS_S = 10.0
 TIDY_S = 3600.0
 STOP_S = 5.0
 """How long a letter that is just being handed over may take at the end; it is sent again if it did not make it."""
@@ -122,7 +124,16 @@ def marketplace_chores(context: Context, mail: Mail, chores: Chores) -> tuple[Ch
     async def watch_funds() -> None:
         funds.run()
 
+    async def settle_payments() -> None:
+        # In another thread: a payment provider that hangs delays no mail.
+        await asyncio.to_thread(reconcile, context, lambda: chores.stopping)
+
     async def tidy() -> None:
         deliverer.tidy()
 
-    return (Chore("mail", MAIL_S, deliver), Chore("funds", FUNDS_S, watch_funds), Chore("tidy", TIDY_S, tidy))
+    return (
+        Chore("mail", MAIL_S, deliver),
+        Chore("funds", FUNDS_S, watch_funds),
+        Chore("payments", PAYMENTS_S, settle_payments),
+        Chore("tidy", TIDY_S, tidy),
+    )

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import gc
 import logging
+import os
 import shlex
 import signal
 import socket
@@ -24,6 +25,7 @@ from gateway.bootstrap import BootstrapError, FirstRun, Prepared, lock, prepare
 from gateway.fleet.replicas import StartError
 from gateway.metering.clerk import ClerkError
 from gateway.metering.journal import JournalDamagedError, JournalInUseError, JournalUnavailableError
+from gateway.payments import payments_of
 from gateway.server import bind, make_server
 from gateway.settings import Paths, SettingError, Settings
 
@@ -41,12 +43,13 @@ def serve(settings: Settings) -> int:
     paths = Paths(settings.data)
     try:
         settings.check()
+        payments = payments_of(os.environ)
         with lock(paths), _bind(settings) as listener:
             source = _fetch(settings)
             name = settings.engine.served_name or source.name
             base_url = _base_url(settings.host, listener.getsockname()[1])
             told = msgspec.structs.replace(settings, public_url=settings.public_url or base_url)
-            gateway = Gateway(told, name, source)
+            gateway = Gateway(told, name, source, payments=payments)
             return uvloop.run(_run(gateway, listener, name, base_url))
     except (BootstrapError, WeightsError, SettingError) as error:
         return _fail(str(error))

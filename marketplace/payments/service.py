@@ -191,10 +191,11 @@ def keep_customer(unit: WriteUnit, provider: str, account_id: str, reference: st
     unit.insert_missing(payment_customer, [{"provider": provider, "account_id": account_id, "reference": reference}])
 
 
-def forget(unit: WriteUnit, user_id: str, account_id: str) -> None:
-    """Take a person off their payments, and forget what providers call them; the payments themselves stay."""
+def forget(unit: WriteUnit, user_id: str, account_id: str) -> int:
+    """Take a person off their payments, and forget what providers call them; the payments themselves stay. Returns how
+    many providers knew them."""
     unit.execute(update(payment).where(payment.c.created_by == user_id).values(created_by=None))
-    unit.execute(delete(payment_customer).where(payment_customer.c.account_id == account_id))
+    return unit.execute(delete(payment_customer).where(payment_customer.c.account_id == account_id)).rowcount
 
 
 def described(unit: ReadUnit, tx_ids: Collection[str]) -> dict[str, Moved]:

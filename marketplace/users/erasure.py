@@ -19,7 +19,7 @@ from marketplace.http.tables import idempotency
 from marketplace.keys.tables import api_key
 from marketplace.ledger.tables import entry, hold, ledger_tx
 from marketplace.notify.tables import outbox
-from marketplace.payments.tables import payment_customer
+from marketplace.payments import service as payments
 from marketplace.providers.tables import provider_customer, provider_member
 from marketplace.store import epochs
 from marketplace.store.db import ReadUnit, WriteUnit
@@ -73,7 +73,10 @@ def erase(unit: WriteUnit, user: User, now: int) -> Erased:
     """Erase a person whom nothing protects. All of it happens in this unit, or nothing."""
     departures = tuple(teams.leave_all(unit, user.id, now))
     epochs.bump(unit, epochs.KEYS)  # whoever keeps keys in memory forgets theirs
-    hard_deleted = {name: _delete(unit, table, condition) for name, table, condition in _personal(user)}
+    hard_deleted = {
+        **{name: _delete(unit, table, condition) for name, table, condition in _personal(user)},
+        "payment_customers": payments.forget(unit, user.id, user.account_id),
+    }
     anonymized = {
         "fraud_activities": 0,
         "team_memberships": len(departures),
@@ -111,7 +114,6 @@ def _personal(user: User) -> list[tuple[str, Table, ColumnElement[bool]]]:
         ("sign_ins", oauth_state, oauth_state.c.user_id == user.id),
         ("mails", outbox, or_(outbox.c.user_id == user.id, to_them)),
         ("invites", team_invite, team_invite.c.email_key == key),
-        ("payment_customers", payment_customer, payment_customer.c.account_id == user.account_id),
         ("kept_answers", idempotency, idempotency.c.principal_id == user.id),
         ("provider_memberships", provider_member, provider_member.c.user_id == user.id),
         ("provider_customers", provider_customer, provider_customer.c.user_id == user.id),

@@ -36,15 +36,19 @@ class Pass(msgspec.Struct):
     failed: int = 0
 
 
-def reconcile(context: Context) -> Pass:
-    """Look once at everything that is due."""
+def reconcile(context: Context, stopping: Callable[[], bool] = lambda: False) -> Pass:
+    """Look once at everything that is due; once `stopping` says so, the rest is for the next time."""
     done = Pass()
     now = context.clock()
     lifetime = context.settings.read(context.database, now).payment_lifetime * SECOND
     for found in _due_payments(context, now):
+        if stopping():
+            return done
         if _claim(context, payment, found.id, found.checked_at, now):
             _try(done, f"payment {found.id}", partial(_payment, context, found, now, lifetime))
     for begun, paid in _due_refunds(context, now):
+        if stopping():
+            return done
         if _claim(context, payment_refund, begun.id, begun.checked_at, now):
             _try(done, f"refund {begun.id}", partial(flow.give_back, context, paid, begun))
     return done
