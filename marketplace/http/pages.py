@@ -1,5 +1,8 @@
-"""The document and the two reference pages that show it. Their scripts come from installed packages: no page loads
-anything from elsewhere, and their security policy says so."""
+"""The document, the two reference pages that show it, and the few pages for people: those that links in mails lead to.
+
+The scripts of the reference pages come from installed packages, those of the others from the folder `site`: no page
+loads anything from elsewhere, and their security policies say so.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,15 @@ from typing import Any
 import orjson
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
+from starlette.types import Scope
 
+from marketplace.auth.letters import RESET_PAGE, VERIFY_PAGE
 from marketplace.http.openapi import document
 from marketplace.http.operation import Operation
 
 DOCUMENT = "/api/openapi.json"
+SITE = Path(__file__).parent / "site"
 _POLICY = {
     "Content-Security-Policy": (
         "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
@@ -26,10 +32,26 @@ _POLICY = {
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
 }
+_SITE_POLICY = {
+    **_POLICY,
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "Cache-Control": "no-cache",
+}
 _ASSETS = {
     "/swagger-ui/swagger-ui.css": ("swagger-ui-py", "swagger_ui/static/swagger-ui.css"),
     "/swagger-ui/swagger-ui-bundle.js": ("swagger-ui-py", "swagger_ui/static/swagger-ui-bundle.js"),
     "/rapidoc/rapidoc.js": ("star-openapi-rapidoc", "star_openapi_rapidoc/templates/rapidoc/js/rapidoc-min.js"),
+}
+_SITE = {
+    "/": "index.html",
+    "/register": "register.html",
+    VERIFY_PAGE: "verify-email.html",
+    RESET_PAGE: "reset-password.html",
+    "/site/page.css": "page.css",
+    "/site/page.js": "page.js",
 }
 _SWAGGER = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Headrace management API</title>
@@ -48,7 +70,7 @@ _RAPIDOC = """<!doctype html>
 
 
 def routes(table: Sequence[Operation[Any]]) -> list[Route]:
-    """Routes of the document, the pages and their assets."""
+    """Routes of the document, of all pages and of what they load."""
     html, script = "text/html; charset=utf-8", "text/javascript; charset=utf-8"
     made = [
         _fixed(DOCUMENT, orjson.dumps(document(table)), "application/json"),
@@ -56,12 +78,22 @@ def routes(table: Sequence[Operation[Any]]) -> list[Route]:
         _fixed("/swagger-ui/start.js", _SWAGGER_START.encode(), script),
         _fixed("/rapidoc", _RAPIDOC.encode(), html),
     ]
-    return [*made, *(_file(path, asset(package, name)) for path, (package, name) in _ASSETS.items())]
+    made += [_file(path, asset(package, name)) for path, (package, name) in _ASSETS.items()]
+    return [*made, *(_page(path, SITE / name) for path, name in _SITE.items())]
 
 
 def asset(package: str, name: str) -> Path:
     """Where an installed package keeps a file; the package's own code is never run."""
     return Path(str(distribution(package).locate_file(name)))
+
+
+class Page(Route):
+    """Something to look at; for other methods than GET and HEAD there is nothing here."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Whether a request is for it."""
+        match, child = super().matches(scope)
+        return (match if match is Match.FULL else Match.NONE), child
 
 
 def _fixed(path: str, content: bytes, media_type: str) -> Route:
@@ -76,3 +108,10 @@ def _file(path: str, file: Path) -> Route:
         return FileResponse(file, headers=_POLICY)
 
     return Route(path, answer, methods=["GET"])
+
+
+def _page(path: str, file: Path) -> Route:
+    async def answer(request: Request) -> Response:
+        return FileResponse(file, headers=_SITE_POLICY)
+
+    return Page(path, answer, methods=["GET"])

@@ -1,4 +1,4 @@
-"""The reference pages as a browser shows them: headless Chromium, which can reach this machine and nothing else."""
+"""The pages as a browser shows them: headless Chromium, which can reach this machine and nothing else."""
 
 from __future__ import annotations
 
@@ -16,9 +16,13 @@ import httpx2
 import pytest
 from websockets.sync.client import ClientConnection, connect
 
+from marketplace.auth import email_tokens
+from marketplace.http.pages import SITE
 from marketplace.operations import TABLE
+from marketplace.users import service as users
 
 if TYPE_CHECKING:
+    from marketplace.users.service import User
     from tests.marketplace.http.conftest import Site
 
 ROW = next(row for row in TABLE if row.name == "auth.login")
@@ -36,6 +40,19 @@ new Promise((resolve) => {
 })
 """
 """Waits until an element that takes up room holds a text, in shadow trees too, and returns the text."""
+
+SAID = """
+new Promise((resolve) => {
+  const look = () => {
+    const said = document.querySelector("[role=status]");
+    const shown = said.getBoundingClientRect().height > 0;
+    shown ? resolve(`${said.dataset.state} ${said.textContent}`) : setTimeout(look, 20);
+  };
+  look();
+  setTimeout(() => resolve("nothing "), 15000);
+})
+"""
+"""Waits until the page says how something ended."""
 
 
 class Page:
@@ -67,6 +84,33 @@ class Page:
             self.complaints.append(f"{params['entry']['text']} {params['entry'].get('url', '')}")
         elif event == "Runtime.exceptionThrown":
             self.complaints.append(json.dumps(params["exceptionDetails"])[:500])
+
+    def open(self, url: str) -> None:
+        """Go to an address, and wait until the page is there with its scripts."""
+        self.do("Page.navigate", url="about:blank")
+        self.do("Page.navigate", url=url)
+        loaded = "document.readyState === 'complete' && location.href !== 'about:blank'"
+        assert self.evaluate(f"new Promise((r) => {{ const f = () => {loaded} ? r(1) : setTimeout(f, 20); f(); }})")
+
+    def fill(self, **values: str) -> None:
+        """Type into the fields of the form that is shown, and send it."""
+        typed = "".join(f"put({json.dumps(name)}, {json.dumps(value)});" for name, value in values.items())
+        self.evaluate(
+            f"""(() => {{
+              const form = [...document.forms].find((form) => !form.hidden);
+              const put = (name, value) => {{
+                const at = name === "again" ? "input:not([name])" : `input[name=${{name}}]`;
+                form.querySelector(at).value = value;
+              }};
+              {typed}
+              form.querySelector("button").click();
+            }})()"""
+        )
+
+    def says(self) -> tuple[str, str]:
+        """Whether it worked, and what the page says about it, once it says something."""
+        state, _, text = self.evaluate(SAID).partition(" ")
+        return state, text
 
     def evaluate(self, script: str) -> Any:
         """The value of a script, awaited."""
@@ -144,3 +188,126 @@ def test_a_page_could_not_ask_anybody_else(site: Site, page: Page) -> None:
     }.items():
         assert page.evaluate(f"(() => {{ const seen = {policy}; {script}; return seen; }})()") == directive
     assert page.evaluate("window.ours") is None
+
+
+def someone(site: Site, name: str) -> str:
+    """The id of somebody who registered and has confirmed nothing; their address is NAME@example.com."""
+    office = site.office
+    office.wait(60)
+    body = {"name": name, "email": f"{name}@example.com", "password": office.PASSWORD}
+    assert office.ask("users.register", body, None).status == 200
+    return person(site, name).id
+
+
+def person(site: Site, name: str) -> User:
+    """Somebody, by the name before the @."""
+    with site.office.database.read() as unit:
+        found = users.find_by_email(unit, f"{name}@example.com")
+    assert found is not None
+    return found
+
+
+def token(site: Site, user_id: str, purpose: email_tokens.Purpose) -> str:
+    """What the link in a mail to somebody holds."""
+    office = site.office
+    with office.database.write() as unit:
+        return email_tokens.issue(unit, user_id, purpose, now=office.clock(), random=office.random)
+
+
+def test_a_link_confirms_an_address_once(site: Site, page: Page) -> None:
+    link = site.url(f"/verify-email#token={token(site, someone(site, 'lovelace'), 'verify')}")
+    page.open(link)
+    assert page.evaluate("location.href") == site.url("/verify-email"), "the token is not for the history"
+    assert person(site, "lovelace").email_verified_at is None, "programs that open links confirm nothing"
+    page.fill()
+    assert page.says() == ("done", "Your address is confirmed. You can sign in now.")
+    assert person(site, "lovelace").email_verified_at is not None
+    assert page.complaints == []
+
+    page.open(link)
+    page.fill()
+    state, text = page.says()
+    assert (state, text.partition(",")[0]) == ("failed", "The link was used")
+    page.fill(email="lovelace@example.com")
+    assert page.evaluate(READY % json.dumps(MAILED)) == MAILED
+    assert {urlsplit(url).netloc for url in page.requested if url.startswith("http")} == {f"127.0.0.1:{site.port}"}
+
+
+MAILED = "If an account with this address waits for it, another mail is on its way."
+
+
+def test_a_link_changes_a_password_once(site: Site, page: Page) -> None:
+    grace = someone(site, "grace")
+    link = site.url(f"/reset-password#token={token(site, grace, 'reset')}")
+    page.open(link)
+    page.fill(password="a new pass phrase", again="another one")
+    assert page.says() == ("failed", "The two passwords are not the same.")
+    page.fill(password="a new pass phrase", again="a new pass phrase")
+    assert page.evaluate(READY % json.dumps(CHANGED)) == CHANGED
+    assert page.complaints == []
+    login = {"email": "grace@example.com", "password": "a new pass phrase"}
+    assert site.office.ask("auth.login", login, None).status == 200
+    assert site.office.ask("auth.login", {**login, "password": site.office.PASSWORD}, None).status == 401
+
+    page.open(link)
+    page.fill(password="a third pass phrase", again="a third pass phrase")
+    state, text = page.says()
+    assert (state, text.partition(",")[0]) == ("failed", "The link was used")
+    assert site.office.ask("auth.login", login, None).status == 200
+
+
+CHANGED = "Your password is changed, and every session was ended. You can sign in with it now."
+
+
+def test_whoever_has_no_link_asks_for_one(site: Site, page: Page) -> None:
+    page.open(site.url("/reset-password"))
+    page.fill(email="nobody@example.com")
+    assert page.says() == ("done", "If there is an account with this address, a mail with a link is on its way.")
+
+
+def test_people_register_and_hear_why_not(site: Site, page: Page) -> None:
+    site.office.wait(60)
+    page.open(site.url("/register"))
+    page.fill(name="Hopper", email="h..r@example.com", password="correct horse battery")
+    state, text = page.says()
+    assert state == "failed" and text.startswith("email: ")
+    page.fill(name="Hopper", email="hopper@example.com", password="correct horse battery")
+    done = "A mail is on its way to you: open the link in it to confirm the address."
+    assert page.evaluate(READY % json.dumps(done)) == done
+    assert person(site, "hopper").name == "Hopper"
+
+
+def test_a_server_that_is_gone_is_said(site: Site, page: Page) -> None:
+    page.open(site.url("/reset-password"))
+    page.do("Network.emulateNetworkConditions", offline=True, latency=0, downloadThroughput=0, uploadThroughput=0)
+    page.fill(email="ada@example.com")
+    assert page.says() == ("failed", "The server does not answer. Try again in a moment.")
+    assert page.evaluate("document.querySelector('form:not([hidden]) button').disabled") is False
+
+
+def test_the_front_page_leads_to_the_others(site: Site, page: Page) -> None:
+    page.open(site.url("/"))
+    links = page.evaluate("[...document.querySelectorAll('main li a')].map((link) => link.href)")
+    assert {urlsplit(link).path for link in links} >= {"/register", "/reset-password", "/swagger-ui", "/rapidoc"}
+    for link in links:
+        assert site.http.get(link).status_code == 200
+    assert site.http.post(site.url("/"), content=b"{}").status_code == 404
+    assert page.complaints == []
+
+
+@pytest.mark.parametrize("path", ["/", "/register", "/verify-email", "/reset-password", "/site/page.js"])
+def test_pages_run_nothing_but_our_own_script(site: Site, path: str) -> None:
+    answer = site.http.get(site.url(path))
+    policy = answer.headers["content-security-policy"]
+    assert answer.status_code == 200 and "default-src 'none'; script-src 'self'; style-src 'self'" in policy
+    assert "unsafe" not in policy and "frame-ancestors 'none'" in policy
+    assert answer.headers["referrer-policy"] == "no-referrer" and answer.headers["x-frame-options"] == "DENY"
+    assert " style=" not in answer.text and "http:" not in answer.text and "https:" not in answer.text
+
+
+def test_every_file_of_the_site_is_part_of_the_package(site: Site) -> None:
+    served = {site.http.get(site.url(path)).content for path in SERVED}
+    assert served == {file.read_bytes() for file in SITE.iterdir()}
+
+
+SERVED = ("/", "/register", "/verify-email", "/reset-password", "/site/page.css", "/site/page.js")
