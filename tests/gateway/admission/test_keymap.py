@@ -234,3 +234,17 @@ def test_a_map_that_cannot_be_compared_any_more_is_not_fresh(ring: Ring, monkeyp
     ring.seconds += FRESH_S + 0.1
     assert not ring.map.fresh
     assert ring.caller(secret) is not None, "known keys still work: readiness decides about traffic"
+
+
+def test_a_header_that_was_right_is_known_again_until_its_key_is_revoked(ring: Ring) -> None:
+    key_id, secret = ring.make()
+    ring.map.load()
+    state = ring.caller(secret)
+    lookups = ring.map._keys = Lookups(ring.map._keys)
+    assert ring.caller(secret) is state is not None
+    assert lookups.asked == [hmac.digest(PEPPER, secret.encode(), "sha256")]
+    assert secret.encode() not in b"".join((*ring.map._digests, *ring.map._digests.values()))
+    assert ring.caller(secret + "x") is None
+    ring.revoke(key_id)
+    ring.map.load()
+    assert ring.caller(secret) is None
