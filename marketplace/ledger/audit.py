@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from marketplace.ledger import audit_books, audit_history, audit_requests
+from marketplace.ledger import audit_books, audit_history, audit_requests, audit_statements
 from marketplace.ledger.audit_finding import Checked
 from marketplace.store.db import ReadUnit
 
@@ -40,6 +40,10 @@ CHECKS: dict[str, tuple[str, Check]] = {
     "I14": ("usage summed by model and by customer equals what was posted", audit_requests.totals_agree),
     "I19": ("no refund exceeds its charge", audit_books.refunds_within_charge),
     "I20": ("what a customer spent is what was paid for use, less refunds", audit_books.spending_follows_entries),
+    "I21": (
+        "every line of a statement says what entries and usage records say",
+        audit_statements.statements_follow_entries,
+    ),
     "J1": ("every journal record could be applied", audit_history.nothing_quarantined),
 }
 DEADLINES = ("I6d", "no hold is open past its deadline")

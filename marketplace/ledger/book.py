@@ -149,8 +149,9 @@ def post(
             raise InsufficientFundsError(account_id, -amount, account.available)
         check_amount(amount)
         account.posted += amount
-        if account.kind == CUSTOMER and not brings_funds:
-            account.spent -= amount
+        if account.kind == CUSTOMER:
+            posting.customers.add(account_id)
+            account.spent -= 0 if brings_funds else amount
         account.entries += 1
         account.changed = True
         # Platform accounts collect what all customers spend and may outgrow one customer's bound, never 64 bits.

@@ -17,7 +17,8 @@ from typing import Any
 import msgspec
 from sqlalchemy import insert, select, update
 
-from marketplace.ledger.tables import batch, chain, entry, ledger_tx, usage_record
+from marketplace.ledger import lines
+from marketplace.ledger.tables import batch, chain, entry, ledger_tx, statement_line, usage_record
 from marketplace.store.db import WriteUnit
 
 DIRECT = "ledger"
@@ -53,6 +54,8 @@ class Posting:
     usage: list[Row] = field(default_factory=list)
     txs: list[Row] = field(default_factory=list)
     entries: list[Row] = field(default_factory=list)
+    customers: set[str] = field(default_factory=set)
+    """accounts among those of the entries that have statements"""
 
 
 def lock(unit: WriteUnit, node: str) -> Head:
@@ -102,6 +105,8 @@ def append(
         unit.insert_rows(usage_record, posting.usage)
         unit.insert_rows(ledger_tx, posting.txs)
         unit.insert_rows(entry, posting.entries)
+        written = [row for row in posting.entries if row["account_id"] in posting.customers]
+        unit.insert_rows(statement_line, lines.sums(posting.usage, posting.txs, written))
         head.batches, head.hash = number, new_hash
     head.applied_seq = last_seq
     unit.execute(

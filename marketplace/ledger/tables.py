@@ -1,5 +1,5 @@
-"""Tables of the ledger. `ledger_tx`, `entry`, `usage_record`, `price_version` and `batch` are append-only: triggers
-refuse changes.
+"""Tables of the ledger. `ledger_tx`, `entry`, `usage_record`, `price_version`, `batch` and `statement_line` are
+append-only: triggers refuse changes.
 
 Amounts are signed nano-units. An entry raises the account's posted balance by its amount, whatever the account's
 kind: a customer's positive balance is money that we owe them, the clearing account's negative balance is money that
@@ -200,6 +200,28 @@ usage_record = Table(
 Index("ix_usage_record_account", usage_record.c.account_id, usage_record.c.at)
 Index("ix_usage_record_key", usage_record.c.key_id, usage_record.c.at)
 
+statement_line = Table(
+    "statement_line",
+    metadata,
+    Column("account_id", Text, ForeignKey("account.id"), primary_key=True),
+    Column("at", BigInteger, primary_key=True, comment="when the newest of its transactions happened"),
+    Column("ordinal", BigInteger, primary_key=True, comment="that of its newest entry"),
+    Column("tx_id", Text, ForeignKey("ledger_tx.id"), nullable=False, comment="its newest transaction"),
+    Column("kind", Text, nullable=False),
+    Column("memo", Text, nullable=False),
+    Column("amount", BigInteger, nullable=False),
+    Column("requests", BigInteger, nullable=False, comment="0 for everything but metered usage"),
+    Column("key_id", Text, nullable=True),
+    Column("model", Text, nullable=True),
+    Column("prompt", BigInteger, nullable=False),
+    Column("cached", BigInteger, nullable=False),
+    Column("completion", BigInteger, nullable=False),
+    Column("begin_at", BigInteger, nullable=True, comment="when the first of its requests began"),
+    CheckConstraint("(requests > 0) = (model IS NOT NULL)", name="usage_has_model"),
+    # Pages are runs of neighbours: the rows themselves lie in this order.
+    sqlite_with_rowid=False,
+)
+
 quarantine = Table(
     "quarantine",
     metadata,
@@ -211,4 +233,4 @@ quarantine = Table(
     Column("at", BigInteger, nullable=False),
 )
 
-APPEND_ONLY = ("batch", "entry", "ledger_tx", "price_version", "usage_record")
+APPEND_ONLY = ("batch", "entry", "ledger_tx", "price_version", "statement_line", "usage_record")

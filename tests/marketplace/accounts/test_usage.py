@@ -188,26 +188,14 @@ def test_a_range_of_transactions_is_found_although_some_were_entered_late(shop: 
             assert paged == wanted
 
 
-def test_a_range_is_found_without_reading_what_lies_outside(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statement, "LATE", 4)
-    monkeypatch.setattr(statement, "_CHUNK", 8)
-    mine = shop.customer()
-    begin = shop.now
-    times = []
-    for number in range(60):
-        shop.now = begin + number * 1_000_000
-        shop.top_up(mine, 1)
-        times.append(shop.now)
-    read = 0
-    entries = statement._entries
-
-    def counted(*arguments: Any) -> Any:
-        nonlocal read
-        for row in entries(*arguments):
-            read += 1
-            yield row
-
-    monkeypatch.setattr(statement, "_entries", counted)
-    with shop.database.read() as unit:
-        found, _ = statement.page(unit, mine, since=times[30], until=times[40], position=None, limit=100)
-    assert len(found) == 10 and read <= 20
+def test_transactions_are_read_from_where_a_page_begins(shop: Shop) -> None:
+    for since, until, position in ((None, None, None), (5, 2**60, None), (5, 2**60, (2**50, 7)), (None, 9, (2**50, 7))):
+        told = plan(shop, statement.query("a", since, until, position, 100))
+        if shop.database.dialect == "postgresql":
+            assert "Index Scan Backward using pk_statement_line" in told and "Sort" not in told, told
+            assert ("ROW(" in told) == (until is not None or position is not None), told
+        else:
+            bounds = ["account_id=?"] + ["at>?"] * (since is not None)
+            bounds += ["(at,ordinal)<(?,?)"] * (until is not None or position is not None)
+            assert f"SEARCH statement_line USING PRIMARY KEY ({' AND '.join(bounds)})" in told, told
+            assert "TEMP B-TREE" not in told, told
