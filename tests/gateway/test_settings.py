@@ -103,6 +103,53 @@ def test_values_that_cannot_be_are_named(argv: list[str]) -> None:
     parse().check()
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("smtp-url", "mail.example.com:587"),
+        ("smtp-url", "http://mail.example.com"),
+        ("smtp-url", "smtp://"),
+        ("smtp-url", "smtp://mail.example.com:many"),
+        ("smtp-url", "smtp://mail.example.com/inbox"),
+        ("smtp-url", "smtp://bob:hush@mail.example.com?tls=none"),
+        ("smtp-url", "smtp://bob@mail.example.com"),
+        ("smtp-url", "smtps://mail.example.com?tls=none"),
+        ("smtp-url", "smtp://mail.example.com?ca=nowhere.pem"),
+        ("smtp-url", "smtp://mail.example.com?tls=maybe"),
+        ("mail-from", ""),
+        ("mail-from", "Headrace"),
+        ("mail-from", "Headrace <no-reply@example.com"),
+        ("mail-from", "Headrace\nBcc: eve@example.com <no-reply@example.com>"),
+        ("mail-from", "Headrace <no reply@example.com>"),
+        ("public-url", "headrace.example.com"),
+        ("public-url", "https://headrace.example.com/"),
+        ("public-url", "https://headrace.example.com/#x"),
+        ("public-url", "https://bob@headrace.example.com"),
+        ("public-url", "javascript:alert(1)"),
+    ],
+)
+def test_where_mail_goes_and_what_its_links_begin_with_must_be_usable(option: str, value: str) -> None:
+    with pytest.raises(SettingError, match=f"^--{option} ") as caught:
+        parse(f"--{option}={value}").check()
+    assert "hush" not in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--smtp-url", "smtp://bob:p%40ss@mail.example.com:587"],
+        ["--smtp-url", "smtps://mail.example.com"],
+        ["--smtp-url", "smtp://127.0.0.1:25?tls=none"],
+        ["--mail-from", "no-reply@example.com"],
+        ["--mail-from", "The People of Headrace <no-reply@example.com>"],
+        ["--public-url", "https://headrace.example.com:8443/pool"],
+        ["--public-url", "http://[::1]:8000"],
+    ],
+)
+def test_usable_ways_of_mail_and_addresses_are_taken(argv: list[str]) -> None:
+    parse(*argv).check()
+
+
 def test_an_issuer_needs_a_registration() -> None:
     issuer = "https://accounts.example.com"
     with pytest.raises(SettingError, match="--oauth-client-id"):
