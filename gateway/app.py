@@ -36,6 +36,7 @@ from gateway.inference.endpoint import Endpoint, Handler, not_found
 from gateway.inference.http import Exchange, Receive, Scope, Send
 from gateway.inference.pipeline import Limits, Services
 from gateway.inference.reports import Reports
+from gateway.live_settings import LiveSettings
 from gateway.metering.clerk import ProcessClerk
 from gateway.metering.metering import Metering
 from gateway.settings import Paths, Settings
@@ -165,6 +166,9 @@ class Gateway:
         await self.replica.ready()
         await self.metering.recover(_Engines(self._model, self.replica))
         self._tasks.append(asyncio.create_task(self._poll_prices(database), name="prices"))
+        live = LiveSettings(database, self.services, wall_us)
+        await live.look()
+        self._tasks.append(asyncio.create_task(live.follow(), name="settings"))
         self._chores = Chores()
         self._chores.start(marketplace_chores(self._management, mail_of(settings), self._chores))
 

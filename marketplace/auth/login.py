@@ -17,6 +17,7 @@ from marketplace.auth.sessions import Session
 from marketplace.auth.tables import partial_login
 from marketplace.auth.totp import Checked
 from marketplace.http.errors import Code, Refusal
+from marketplace.settings import service as settings
 from marketplace.store.db import Database, WriteUnit
 from marketplace.store.ids import Random
 from marketplace.store.vault import Vault
@@ -26,7 +27,6 @@ from marketplace.users.service import User
 
 PARTIAL_US = 5 * 60 * 1_000_000
 """How long the second step may take."""
-MAX_TRIES = 5
 _TOKEN_BYTES = 32
 
 
@@ -70,7 +70,8 @@ def begin(unit: WriteUnit, user: User, *, vault: Vault, now: int, random: Random
 def complete(
     unit: WriteUnit, token: str, code: str, *, vault: Vault, now: int, random: Random
 ) -> tuple[str, Session] | Checked:
-    """Open the session when the code is right; the partial token is then used up, and after MAX_TRIES wrong codes too.
+    """Open the session when the code is right; the partial token is then used up, and after as many wrong codes as the
+    settings allow, too.
 
     The caller commits whatever the outcome is. Refusal: InvalidPartialToken.
     """
@@ -79,7 +80,7 @@ def complete(
     if row is None or row.expires_at <= now:
         raise Refusal(Code.INVALID_PARTIAL_TOKEN, "The partial token is not valid any more: log in again.")
     outcome = totp.check(unit, row.user_id, code, confirmed=True, vault=vault, now=now)
-    if outcome is Checked.WRONG and row.tries + 1 < MAX_TRIES:
+    if outcome is Checked.WRONG and row.tries + 1 < settings.current(unit).totp_tries:
         unit.execute(update(partial_login).where(mine).values(tries=row.tries + 1))
         return outcome
     if outcome is Checked.LOCKED:

@@ -21,7 +21,7 @@ from marketplace.auth.wire import (
     TotpStateAnswer,
 )
 from marketplace.http.errors import Code, Refusal
-from marketplace.http.limits import LOGIN_PER_EMAIL, TOTP_PER_PERSON
+from marketplace.http.limits import login_per_email, totp_per_person
 from marketplace.http.operation import Call, Operation, Reads, Steps, Tool, Writes
 from marketplace.http.principal import PERSONAL
 from marketplace.http.wire import Nothing
@@ -38,7 +38,7 @@ TOKEN_EXAMPLE = {"token": "eyJhbGciOiJIUzI1NiIsImtpZCI6IjAxOWE…", "expires_at"
 def sign_in(call: Call, request: LoginRequest) -> LoginAnswer:
     """Check the password outside of any transaction, then open a session or ask for the second factor."""
     context = call.context
-    call.limit(f"email:{request.email.casefold()}", LOGIN_PER_EMAIL)
+    call.limit(f"email:{request.email.casefold()}", login_per_email(call.settings))
     user = login.check_password(context.database, request.email, request.password)
     fresh_hash = login.rehashed(user, request.password)
 
@@ -177,7 +177,7 @@ def totp_disable(call: Call, request: CodeRequest) -> TotpStateAnswer:
 
 def _change_totp(call: Call, code: str, *, on: bool) -> TotpStateAnswer:
     context, person = call.context, call.caller.person
-    call.limit(f"totp:{person.id}", TOTP_PER_PERSON)
+    call.limit(f"totp:{person.id}", totp_per_person(call.settings))
 
     def work(unit: WriteUnit) -> Checked:
         outcome = totp.check(unit, person.id, code, confirmed=not on, vault=context.vault, now=call.now)

@@ -1,7 +1,7 @@
 """The second factor: six digits that an authenticator app makes from a shared secret and the time (RFC 6238).
 
-A code is accepted once: the time step of the last accepted one is kept, and only later steps count. Five wrong codes
-in a row lock the factor for a quarter of an hour, whichever way they came in.
+A code is accepted once: the time step of the last accepted one is kept, and only later steps count. As many wrong
+codes in a row as the settings allow lock the factor for a quarter of an hour, whichever way they came in.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import pyotp
 from sqlalchemy import Row, delete, insert, select, update
 
 from marketplace.auth.tables import totp
+from marketplace.settings import service as settings
 from marketplace.store.db import ReadUnit, WriteUnit
 from marketplace.store.ids import Random
 from marketplace.store.vault import Vault
@@ -23,7 +24,6 @@ STEP_S = 30
 DRIFT_STEPS = 1
 """Clocks may differ by one step either way."""
 SECRET_BYTES = 20
-MAX_FAILURES = 5
 LOCK_US = 15 * 60 * 1_000_000
 
 
@@ -95,7 +95,7 @@ def check(unit: WriteUnit, user_id: str, code: str, *, confirmed: bool, vault: V
     if step is None or step <= row.last_step:
         failures = row.failures + 1
         change = {"failures": failures}
-        if failures % MAX_FAILURES == 0:
+        if failures % settings.current(unit).totp_tries == 0:
             change["locked_until"] = now + LOCK_US
     else:
         change = {"last_step": step, "failures": 0, "locked_until": 0}

@@ -47,10 +47,8 @@ RATES: dict[RateClass, Rate] = {
 }
 """What each class has unless the settings say otherwise. A service charges for all of its customers, and a payment
 provider tells of all payments from few addresses: both send much at once."""
-LOGIN_PER_EMAIL = Rate(5, 12 * SECOND)
 MAIL_PER_EMAIL = Rate(5, 300 * SECOND)
 """Mails that strangers may cause for one address."""
-TOTP_PER_PERSON = Rate(5, 12 * SECOND)
 _MINUTE = 60 * SECOND
 
 
@@ -63,6 +61,16 @@ def rates(settings: AppSettings) -> dict[RateClass, Rate]:
         "write": Rate(settings.write_burst, _MINUTE // settings.write_per_minute),
         "login": Rate(settings.login_burst, _MINUTE // settings.login_per_minute),
     }
+
+
+def login_per_email(settings: AppSettings) -> Rate:
+    """How often somebody may try to sign in as one person."""
+    return Rate(settings.login_email_burst, _MINUTE // settings.login_email_per_minute)
+
+
+def totp_per_person(settings: AppSettings) -> Rate:
+    """How often a person may send codes that switch their second factor on or off."""
+    return Rate(settings.totp_burst, _MINUTE // settings.totp_per_minute)
 
 
 class Buckets:

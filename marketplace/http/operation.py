@@ -18,6 +18,7 @@ from marketplace.http.wire import Json
 from marketplace.payments.manual import ManualProvider
 from marketplace.payments.port import PaymentProvider
 from marketplace.settings.cache import SettingsCache
+from marketplace.settings.rules import AppSettings
 from marketplace.store.db import Clock, Database, ReadUnit, WriteUnit
 from marketplace.store.ids import Random
 from marketplace.store.vault import Vault
@@ -67,6 +68,11 @@ class Call:
         """The caller of an operation that is not public."""
         assert self.principal is not None, "a public operation has no caller"
         return self.principal
+
+    @property
+    def settings(self) -> AppSettings:
+        """The settings of the platform, at most a second old. For what a transaction decides, read them in it."""
+        return self.context.settings.read(self.context.database, self.now)
 
     def record(self, unit: WriteUnit, action: str, *, owner_id: str, subject_id: str, **detail: Any) -> None:
         """Add a line to the audit log, in the transaction of the change. `detail` never holds secrets or e-mails."""

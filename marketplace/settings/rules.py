@@ -24,6 +24,7 @@ Money = Annotated[int, msgspec.Meta(ge=0, le=MAX_AMOUNT, extra={"unit": NANO_UNI
 """An amount in nano-units; on the wire it is in cents."""
 PerMinute = Annotated[int, msgspec.Meta(ge=1, le=60_000_000)]
 Burst = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+Tries = Annotated[int, msgspec.Meta(ge=1, le=100)]
 BasisPoints = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
 Currency = Annotated[str, msgspec.Meta(pattern="^[A-Z]{3}$")]
 
@@ -95,6 +96,16 @@ class AppSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Attempts to sign in, earned back in a minute by each address."""
     login_burst: Burst = 20
     """Attempts to sign in, at once."""
+    login_email_per_minute: PerMinute = 5
+    """Attempts to sign in as one person, earned back in a minute, wherever they come from."""
+    login_email_burst: Burst = 5
+    """Attempts to sign in as one person, at once."""
+    totp_per_minute: PerMinute = 5
+    """Codes to switch two-factor login on or off, earned back in a minute by each person."""
+    totp_burst: Burst = 5
+    """Codes to switch two-factor login on or off, at once."""
+    totp_tries: Tries = 5
+    """Wrong codes after which signing in begins anew, and after which in a row the second factor is locked."""
     rent_per_minute: PerMinute = 60
     """Requests that rent, earned back in a minute by each caller."""
     rent_burst: Burst = 10

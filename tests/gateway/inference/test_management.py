@@ -111,3 +111,22 @@ def test_mcp_is_mounted_beside_them(make_house: MakeHouse) -> None:
     assert house.ask(house.headed(*headers[:2], path="/mcp", body=question)).status == 401
     metrics = house.ask(house.headed(method="GET", path="/metrics", body=b"")).body.decode()
     assert 'headrace_requests_total{route="/mcp",status="200"} 1' in metrics
+
+
+def test_the_status_of_an_empty_account_is_a_setting_that_counts_at_once(make_house: MakeHouse) -> None:
+    house = make_house(first_balance="0")
+    login = {"email": house.first.admin_email, "password": house.first.admin_password}
+    token = told(ask(house, "/api/v1/auth/login", login))["token"]
+    client = house.client()
+
+    def status_of_a_refusal() -> int:
+        with pytest.raises(openai.APIStatusError, match="the balance does not cover") as caught:
+            client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "hello"}])
+        return caught.value.status_code
+
+    assert status_of_a_refusal() == 429
+    services = house.gateway.services
+    for chosen, status in ((402, 402), (None, 429)):
+        told(ask(house, "/api/v1/app-settings/update", {"settings": {"quota_status": chosen}}, token))
+        house.eventually(lambda wanted=status: services.limits.quota_status == wanted, "it counts")  # type: ignore[misc]
+        assert status_of_a_refusal() == status

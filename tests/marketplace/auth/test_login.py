@@ -13,6 +13,7 @@ from sqlalchemy import select
 
 from marketplace.auth.signing import DAY_US, ROTATE_US, SESSION_US
 from marketplace.auth.tables import session, signing_key
+from marketplace.settings import service as settings
 from marketplace.users import service as users
 from marketplace.users.tables import users as people
 
@@ -92,6 +93,18 @@ def test_logins_are_limited_per_address_and_per_e_mail(office: Office) -> None:
     tried = [office.ask("auth.totp_complete", half, address="203.0.113.9").status for _ in range(21)]
     assert tried == [401] * 20 + [429]
     assert office.ask("auth.totp_complete", half, address="203.0.113.10").status == 401
+
+
+def test_how_often_one_may_try_is_a_setting(office: Office) -> None:
+    with office.database.write() as unit:
+        settings.change(unit, {"login_email_burst": 2, "login_email_per_minute": 1, "login_burst": 3}, office.clock())
+    wrong = {"email": "nobody@example.com", "password": "x"}
+    assert [office.ask("auth.login", wrong, address=f"198.51.100.{n}").status for n in range(3)] == [401, 401, 429]
+    half = {"partial_token": "x", "code": "000000"}
+    tried = [office.ask("auth.totp_complete", half, address="203.0.113.9").status for _ in range(4)]
+    assert tried == [401, 401, 401, 429]
+    office.wait(60)
+    assert office.ask("auth.login", wrong).status == 401
 
 
 def test_a_session_that_was_ended_is_worthless(office: Office) -> None:

@@ -12,6 +12,7 @@ from sqlalchemy import select
 
 from marketplace.auth.tables import totp as table
 from marketplace.auth.totp import LOCK_US, STEP_S, matching_step
+from marketplace.settings import service as settings
 
 if TYPE_CHECKING:
     from tests.marketplace.conftest import Caller, Office
@@ -98,6 +99,20 @@ def test_five_wrong_codes_end_the_login_and_lock_the_factor(office: Office) -> N
     office.wait(LOCK_US / 1_000_000)
     entered = office.ask("auth.totp_complete", {"partial_token": device.partial(), "code": device.code()})
     assert entered.status == 200
+
+
+def test_how_many_wrong_codes_and_how_often_is_a_setting(office: Office) -> None:
+    with office.database.write() as unit:
+        settings.change(unit, {"totp_tries": 2, "totp_burst": 1, "totp_per_minute": 1}, office.clock())
+    person = office.person()
+    device = Device(office, person)
+    device.switch_on()
+    assert office.ask("auth.totp_disable", {"code": device.wrong()}, person).code == "RateLimited"
+    body = {"partial_token": device.partial(), "code": device.wrong()}
+    answers = [office.ask("auth.totp_complete", body).code for _ in range(3)]
+    assert answers == ["InvalidTotpCode", "InvalidTotpCode", "InvalidPartialToken"]
+    locked = office.ask("auth.totp_complete", {"partial_token": device.partial(), "code": device.code()})
+    assert (locked.status, locked.code) == (429, "RateLimited")
 
 
 def test_a_partial_token_lives_five_minutes(office: Office) -> None:
