@@ -12,31 +12,18 @@ from pathlib import Path
 import pytest
 
 from engine import wire
-from engine.answer import Delta
 from engine.client import EngineClient
 from engine.generation import EngineError, GenerateRequest, Generation
 from engine.sampling_params import SamplingParams
 from engine.script import Script
 from engine.scripted import ScriptedEngine
-from engine.vocabulary import Vocabulary
-
-
-class ByteTokenizer:
-    """Fake: a token is a byte; 0 is special."""
-
-    vocabulary = Vocabulary([bytes([i]) for i in range(256)], frozenset({0}), False)
+from tests.engine.byte_tokenizer import ByteTokenizer
+from tests.engine.processes import everything, until_ready
 
 
 def generate(client: EngineClient, request_id: str, max_tokens: int = 1000) -> Generation:
     params = SamplingParams(max_tokens=max_tokens)
     return client.generate(GenerateRequest(request_id=request_id, prompt_ids=[1, 2, 3], params=params))
-
-
-async def everything(generation: Generation) -> list[Delta]:
-    deltas: list[Delta] = []
-    while new := await generation.next():
-        deltas += new
-    return deltas
 
 
 def serve(path: Path, script: Script, scene: Callable[[ScriptedEngine, EngineClient], Awaitable[None]]) -> bool:
@@ -168,15 +155,12 @@ def test_as_a_process_it_fails_to_start_and_dies_as_scripted(tmp_path: Path) -> 
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "engine.scripted", "--socket", str(tmp_path / "s")),
             *("--config", '{"served_name":"shown"}', "--script", '{"die_after_tokens":3,"start_ms":50}'),
-            stderr=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
         )
         client = EngineClient(tmp_path / "s")
         async with asyncio.timeout(30):
-            while not client.connected:
-                try:
-                    await client.connect()
-                except EngineError:
-                    await asyncio.sleep(0.01)
+            await until_ready(process)
+            await client.connect()
             assert client.welcome is not None
             client.submit("a", [1], SamplingParams(max_tokens=9), on_progress=lambda _: None)
             return client.welcome.model, await process.wait()

@@ -24,6 +24,7 @@ from engine.process import listen, remove
 from engine.sampling_params import SamplingParams
 from engine.tokenizer import Tokenizer
 from engine.weights.sources import resolve
+from tests.engine.processes import until_ready
 
 HEAD = """
 import sys
@@ -55,11 +56,8 @@ async def worker(path: Path, *command: str, parent: bool = False) -> AsyncIterat
     client = EngineClient(path)
     try:
         async with asyncio.timeout(240):  # a busy machine loads a model slowly
-            while not client.connected:
-                assert process.returncode is None
-                with contextlib.suppress(EngineError):
-                    await client.connect()
-                await asyncio.sleep(0.01)
+            await until_ready(process)
+            await client.connect()
             try:
                 yield client
             finally:
@@ -137,10 +135,8 @@ def test_a_core_that_fails_ends_the_process_and_the_log_says_why(tmp_path: Path)
         )
         client = EngineClient(path)
         async with asyncio.timeout(30):
-            while not client.connected:
-                with contextlib.suppress(EngineError):
-                    await client.connect()
-                await asyncio.sleep(0.01)
+            await until_ready(process)
+            await client.connect()
             ends: asyncio.Queue[object] = asyncio.Queue()
             client.submit("a", [1], SamplingParams(), on_progress=ends.put_nowait)
             end = await ends.get()
