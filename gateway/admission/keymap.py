@@ -21,7 +21,9 @@ from gateway.admission.budgets import Budget, Spending
 from gateway.admission.limits import KeyLimits
 from marketplace.keys.budgets import BudgetPeriod
 from marketplace.keys.service import KeyRow, key_epoch, load_active
+from marketplace.store import epochs
 from marketplace.store.db import Database
+from marketplace.store.watch import Watch
 
 log = logging.getLogger(__name__)
 
@@ -103,6 +105,7 @@ class KeyMap:
         self._keys: dict[bytes, KeyState] = {}
         self._limits: dict[str, KeyLimits] = {}
         self._spendings: dict[tuple[str, BudgetPeriod], Spending] = {}
+        self._watch = Watch(database, epochs.KEYS)
         self._epoch = -1
         self._compared_at = float("-inf")
         self._stop = threading.Event()
@@ -151,10 +154,10 @@ class KeyMap:
     def load(self) -> bool:
         """Compare with the database and rebuild when something changed; True when it did. Raises SQLAlchemyError."""
         began = self._monotonic()
-        with self._database.read() as unit:
-            epoch = key_epoch(unit)
-            changed = epoch != self._epoch
-            if changed:
+        changed = self._watch.value() != self._epoch
+        if changed:
+            with self._database.read() as unit:
+                epoch = key_epoch(unit)
                 self._rebuild(load_active(unit))
                 self._epoch = epoch
         self._compared_at = began
@@ -172,6 +175,7 @@ class KeyMap:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+        self._watch.close()
 
     def _poll(self) -> None:
         failing = False

@@ -17,6 +17,7 @@ from marketplace.ledger.ledger import account_states, changed_since
 from marketplace.ledger.tables import chain
 from marketplace.store.db import Database, ReadUnit
 from marketplace.store.epochs import ACCOUNTS, current
+from marketplace.store.watch import Watch
 
 _T = TypeVar("_T")
 
@@ -41,6 +42,7 @@ class Standings:
         self._purses = purses
         self._monotonic = monotonic
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="standings")
+        self._watch = Watch(database, ACCOUNTS)
         self._epoch = 0
         self._reloaded_at: dict[str, int] = {}
         self._reloading: dict[str, asyncio.Task[None]] = {}
@@ -66,9 +68,11 @@ class Standings:
 
     async def refresh(self) -> None:
         """Take what others changed since the last look. Raises SQLAlchemyError."""
-        epoch, seq, states = await self._run(lambda: self._read_changed(self._epoch))
-        self._purses.refresh(states, seq)
-        self._epoch = epoch
+        found = await self._run(lambda: self._read_changed(self._epoch))
+        if found is not None:
+            epoch, seq, states = found
+            self._purses.refresh(states, seq)
+            self._epoch = epoch
 
     def start(self) -> None:
         """Look for changes every POLL_S until `close`."""
@@ -80,6 +84,7 @@ class Standings:
             self._task.cancel()
             await asyncio.wait([self._task])
         await asyncio.to_thread(self._executor.shutdown)
+        self._watch.close()
 
     async def _poll(self) -> None:
         failing = False
@@ -115,7 +120,9 @@ class Standings:
         with self._database.read() as unit:
             return applied_seq(unit, self._node), account_states(unit, [account_id])
 
-    def _read_changed(self, since: int) -> tuple[int, int, dict[str, AccountState]]:
+    def _read_changed(self, since: int) -> tuple[int, int, dict[str, AccountState]] | None:
+        if self._watch.value() == since:
+            return None
         with self._database.read() as unit:
             epoch, states = changed_since(unit, since)
             return epoch, applied_seq(unit, self._node) if states else 0, states

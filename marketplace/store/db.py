@@ -34,6 +34,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import PoolProxiedConnection
 
 from marketplace.store import bulk
 
@@ -62,10 +63,13 @@ class ReadUnit:
         """ "sqlite" or "postgresql"."""
         return self._connection.dialect.name
 
-    def select(self, statement: Select[*Ts] | CompoundSelect[*Ts]) -> CursorResult[*Ts]:
-        """Run a SELECT. StoreError for any other statement."""
+    def select(
+        self, statement: Select[*Ts] | CompoundSelect[*Ts], values: Mapping[str, Any] | None = None
+    ) -> CursorResult[*Ts]:
+        """Run a SELECT, with `values` for the parameters that it names: one that is made once, and asked often, costs a
+        fifth of one that is made for each question. StoreError for any other statement."""
         _only_select(statement)
-        return self._connection.execute(statement)
+        return self._connection.execute(statement, values)
 
     def stream(self, statement: Select[*Ts] | CompoundSelect[*Ts], size: int = 1000) -> Iterator[Row[*Ts]]:
         """Run a SELECT and yield its rows, keeping only `size` of them in memory at a time."""
@@ -160,6 +164,16 @@ class Database:
                     raise
         with self.write() as unit:
             return work(unit)
+
+    @property
+    def driver_error(self) -> type[Exception]:
+        """What the driver raises when it fails: for who uses `connection`."""
+        error: type[Exception] = self._reader.dialect.loaded_dbapi.Error
+        return error
+
+    def connection(self) -> PoolProxiedConnection:
+        """A connection of the driver that only reads, outside of any unit. Raises SQLAlchemyError."""
+        return self._reader.raw_connection()
 
     def migrate(self) -> str:
         """Bring the schema to its newest version and return that version. Safe when several processes start at once."""

@@ -1,4 +1,4 @@
-"""Lines of statements, kept as they are read."""
+"""Lines of statements, kept as they are read, and indexes in the order of the pages of people."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ def upgrade() -> None:
     )
     sum_history()
     create_guards()
+    index_people()
 
 
 def sum_history() -> None:
@@ -70,3 +71,17 @@ def create_guards() -> None:
             f"CREATE TRIGGER statement_line_refuse_{change} BEFORE {events} ON statement_line "
             "FOR EACH STATEMENT EXECUTE FUNCTION refuse_change()"
         )
+
+
+def index_people() -> None:
+    """Searches and who spent how much, in the order of the pages."""
+    living, erased, customer = (
+        sa.text(condition) for condition in ("erased_at IS NULL", "erased_at IS NOT NULL", "kind = 'customer'")
+    )
+    op.drop_index("ix_users_living", "users", sqlite_where=living, postgresql_where=living)
+    for name, table, columns, where in (
+        ("ix_users_living", "users", ["created_at", "id", "email_key", "name"], living),
+        ("ix_users_erased", "users", ["account_id"], erased),
+        ("ix_account_spent", "account", ["owner_kind", "created_at", "owner_id", "spent"], customer),
+    ):
+        op.create_index(name, table, columns, unique=False, sqlite_where=where, postgresql_where=where)
