@@ -31,7 +31,7 @@ def summaries(unit: ReadUnit, account_ids: Collection[str]) -> dict[str, Summary
     )
     return {
         row.id: Summary(row.posted, row.credit_limit, row.unlimited, row.spent, running.get(row.id, 0))
-        for row in unit.select(wanted)
+        for row in unit.select(wanted).all()
     }
 
 

@@ -184,8 +184,10 @@ def _page(call: Call, unit: ReadUnit, request: ListRequestV1, since: int | None,
         position=read_cursor(request.cursor, int),
         limit=request.limit,
     )
-    charged = services.described(unit, [line.tx_id for line in lines if line.kind == services.KIND])
-    moved = payments.described(unit, [line.tx_id for line in lines if line.kind in payments.KINDS])
+    charges = [line.tx_id for line in lines if line.kind == services.KIND]
+    charged = services.described(unit, charges) if charges else {}
+    movements = [line.tx_id for line in lines if line.kind in payments.KINDS]
+    moved = payments.described(unit, movements) if movements else {}
     return ListAnswer(
         transactions=[_transaction(line, charged.get(line.tx_id), moved.get(line.tx_id)) for line in lines],
         next_cursor=None if position is None else write_cursor(position),

@@ -7,7 +7,7 @@ from joserfc import jwt
 from joserfc.errors import JoseError
 from joserfc.jwk import OctKey
 from joserfc.jws import extract_compact
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import bindparam, delete, insert, select, update
 
 from marketplace.auth import signing
 from marketplace.auth.signing import SESSION_US
@@ -21,6 +21,9 @@ ISSUER = "headrace"
 _ALGORITHM = "HS256"
 _SECOND = 1_000_000
 _MAX_TOKEN = 4096
+_LIVING = select(session.c.id, session.c.user_id, session.c.expires_at).where(
+    session.c.id == bindparam("id"), session.c.user_id == bindparam("user_id"), session.c.revoked_at.is_(None)
+)
 
 
 class Session(msgspec.Struct, frozen=True):
@@ -61,11 +64,7 @@ def read(unit: ReadUnit, token: str, *, vault: Vault, now: int) -> Session:
         raise invalid_token()
     if expires_at * _SECOND <= now:
         raise Refusal(Code.EXPIRED_TOKEN, "The session has expired: log in again.")
-    row = unit.select(
-        select(session.c.id, session.c.user_id, session.c.expires_at).where(
-            session.c.id == jti, session.c.user_id == user_id, session.c.revoked_at.is_(None)
-        )
-    ).one_or_none()
+    row = unit.select(_LIVING, {"id": jti, "user_id": user_id}).one_or_none()
     if row is None:
         raise invalid_token()
     return Session(*row)

@@ -7,7 +7,7 @@ alive, and are then removed.
 from __future__ import annotations
 
 import msgspec
-from sqlalchemy import delete, insert, select
+from sqlalchemy import bindparam, delete, insert, select
 
 from marketplace.auth.tables import signing_key
 from marketplace.store.db import ReadUnit, WriteUnit
@@ -19,6 +19,7 @@ DAY_US = 86_400_000_000
 SESSION_US = 30 * DAY_US
 """How long a session token lives."""
 ROTATE_US = 90 * DAY_US
+_BY_ID = select(signing_key.c.sealed).where(signing_key.c.id == bindparam("id"))
 
 
 class SigningKey(msgspec.Struct, frozen=True):
@@ -51,7 +52,7 @@ def current(unit: WriteUnit, *, vault: Vault, now: int, random: Random) -> Signi
 
 def find(unit: ReadUnit, key_id: str, vault: Vault) -> SigningKey | None:
     """Return the key of that id. VaultError when it cannot be opened."""
-    sealed = unit.select(select(signing_key.c.sealed).where(signing_key.c.id == key_id)).scalar_one_or_none()
+    sealed = unit.select(_BY_ID, {"id": key_id}).scalar_one_or_none()
     return None if sealed is None else SigningKey(key_id, vault.open(sealed, _context(key_id)))
 
 

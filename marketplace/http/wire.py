@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from functools import lru_cache
 from typing import Annotated, Any
 
 import orjson
@@ -26,6 +27,7 @@ CENT = 10_000_000
 _DECIMALS = 7
 _INSTANT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)", re.ASCII)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_DAY_US = 86_400_000_000
 
 
 class Wire(BaseModel):
@@ -85,7 +87,17 @@ def read_instant(value: object) -> int:
 
 def write_instant(at: int) -> str:
     """Write µs since 1970 as RFC 3339 in UTC, without a fraction where there is none."""
-    return (_EPOCH + timedelta(microseconds=at)).isoformat().replace("+00:00", "Z")
+    days, rest = divmod(at, _DAY_US)
+    seconds, part = divmod(rest, 1_000_000)
+    minutes, second = divmod(seconds, 60)
+    fraction = f".{part:06d}" if part else ""
+    return f"{_date(days)}T{minutes // 60:02d}:{minutes % 60:02d}:{second:02d}{fraction}Z"
+
+
+@lru_cache(4096)
+def _date(days: int) -> str:
+    """A day since 1970. A page has few of them, and many times."""
+    return (_EPOCH + timedelta(days=days)).date().isoformat()
 
 
 Cents = Annotated[

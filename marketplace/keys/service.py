@@ -10,7 +10,7 @@ from collections.abc import Collection
 from typing import Any
 
 import msgspec
-from sqlalchemy import Row, Select, insert, select, update
+from sqlalchemy import Row, Select, bindparam, insert, select, update
 
 from marketplace.http.pagination import newest_first
 from marketplace.keys.budgets import DEFAULT_PERIOD, BudgetPeriod
@@ -23,6 +23,7 @@ from marketplace.store.ids import Random, new_id
 
 MAX_NAME = 63
 _USABLE = (api_key.c.revoked_at.is_(None), api_key.c.active.is_(True))
+_BY_DIGEST = select(api_key).where(api_key.c.digest == bindparam("digest"), *_USABLE)
 _LISTS = ("allowed_models", "allowed_addresses")
 
 
@@ -262,8 +263,8 @@ def find(unit: ReadUnit, text: str, owner_id: str | None = None) -> KeyRow:
 
 def find_usable(unit: ReadUnit, secret: KeySecret, pepper: bytes, now: int) -> KeyRow | None:
     """Return the key of a secret, unless it is revoked, switched off or expired. Only hashes are compared."""
-    found = _rows(unit, select(api_key).where(api_key.c.digest == digest(secret, pepper), *_USABLE))
-    row = found[0] if found else None
+    found = unit.select(_BY_DIGEST, {"digest": digest(secret, pepper)}).one_or_none()
+    row = None if found is None else _row(found)
     return None if row is None or (row.expires_at is not None and row.expires_at <= now) else row
 
 
@@ -296,7 +297,7 @@ def key_epoch(unit: ReadUnit) -> int:
 
 
 def _rows(unit: ReadUnit, wanted: Select[*tuple[object, ...]]) -> list[KeyRow]:
-    return [_row(row) for row in unit.select(wanted)]
+    return [_row(row) for row in unit.select(wanted).all()]
 
 
 def _row(row: Row[*tuple[object, ...]]) -> KeyRow:

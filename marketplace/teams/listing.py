@@ -41,7 +41,7 @@ def page(unit: ReadUnit, view: View, selection: Selection, *, cursor: str | None
     conditions = (LIVE, _visible(view), *_selected(unit, view, selection))
     rows = unit.select(newest_first(select(*TEAM).where(*conditions), team.c.created_at, team.c.id, cursor, limit))
     total = unit.select(select(func.count()).select_from(team).where(*conditions)).scalar_one()
-    return [Team(**row._mapping) for row in rows], int(total)
+    return [Team(*row) for row in rows.all()], int(total)
 
 
 def search(unit: ReadUnit, view: View, text: str, *, limit: int) -> list[Team]:

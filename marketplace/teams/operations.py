@@ -70,15 +70,15 @@ def list_teams(call: Call, unit: ReadUnit, request: ListRequest) -> ListAnswer:
     selection = _selection(call, unit, view, request.selector)
     found, total = listing.page(unit, view, selection, cursor=request.cursor, limit=request.limit)
     shown = found[: request.limit]
-    people = service.members(unit, [team.id for team in shown])
+    people: dict[str, list[Member]] = {team.id: [] for team in shown}
+    for one in service.members(unit, list(people)):
+        people[one.team_id].append(one)
     accounts_of = summaries(unit, [team.account_id for team in shown]) if request.with_account_info else {}
     return ListAnswer(
         teams=[
             ListedTeam(
-                **dict(_shown(team, _role(call, team, people))),
-                members=[shown_member(one) for one in people if one.team_id == team.id]
-                if request.with_members
-                else None,
+                **_fields(team, _role(call, people[team.id])),
+                members=[shown_member(one) for one in people[team.id]] if request.with_members else None,
                 account_info=AccountSummary.of(accounts_of[team.account_id]) if request.with_account_info else None,
             )
             for team in shown
@@ -105,7 +105,7 @@ def get(call: Call, unit: ReadUnit, request: TeamRequest) -> GetAnswer:
     if team is None:
         raise Refusal(Code.TEAM_NOT_FOUND, "There is no such team.", param="team_id")
     return GetAnswer(
-        team=_shown(team, _role(call, team, people)),
+        team=_shown(team, _role(call, people)),
         members=[shown_member(one) for one in people],
         invites=[shown_invite(invite, team) for invite in service.invites(unit, team.id)],
     )
@@ -183,21 +183,26 @@ def _selection(call: Call, unit: ReadUnit, view: View, selector: Selector) -> Se
     return Selection(active=True)
 
 
-def _role(call: Call, team: Team, people: list[Member]) -> TeamRole | None:
-    mine = (one.role for one in people if one.team_id == team.id and one.user_id == call.caller.id)
-    return next(mine, None)
+def _role(call: Call, people: list[Member]) -> TeamRole | None:
+    """The caller's role among the members of one team."""
+    return next((one.role for one in people if one.user_id == call.caller.id), None)
 
 
 def _shown(team: Team, role: TeamRole | None) -> TeamAnswer:
-    return TeamAnswer(
-        id=team.id,
-        name=team.name,
-        description=team.description,
-        account_id=team.account_id,
-        created_at=team.created_at,
-        updated_at=team.updated_at,
-        user_role=role,
-    )
+    return TeamAnswer(**_fields(team, role))
+
+
+def _fields(team: Team, role: TeamRole | None) -> dict[str, Any]:
+    """What every answer says of a team."""
+    return {
+        "id": team.id,
+        "name": team.name,
+        "description": team.description,
+        "account_id": team.account_id,
+        "created_at": team.created_at,
+        "updated_at": team.updated_at,
+        "user_role": role,
+    }
 
 
 _TEAM = {

@@ -21,7 +21,7 @@ from marketplace.users.service import User
 from marketplace.users.tables import users
 
 
-class Team(msgspec.Struct, frozen=True, kw_only=True):
+class Team(msgspec.Struct, frozen=True):
     """A team that is not deleted."""
 
     id: str
@@ -32,7 +32,7 @@ class Team(msgspec.Struct, frozen=True, kw_only=True):
     updated_at: int
 
 
-class Member(msgspec.Struct, frozen=True, kw_only=True):
+class Member(msgspec.Struct, frozen=True):
     """A person in a team."""
 
     team_id: str
@@ -121,7 +121,7 @@ def members(unit: ReadUnit, team_ids: Collection[str]) -> list[Member]:
         .where(team_member.c.team_id.in_(sorted(team_ids)))
         .order_by(team_member.c.joined_at, team_member.c.user_id)
     )
-    return [Member(**row._mapping) for row in unit.select(wanted)]
+    return [Member(*row) for row in unit.select(wanted).all()]
 
 
 def member(unit: ReadUnit, team_id: str, user_id: str) -> Member | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
-from sqlalchemy import ColumnElement, func, insert, select, update
+from sqlalchemy import ColumnElement, Select, bindparam, func, insert, select, update
 
 from marketplace.accounts import service as accounts
 from marketplace.store import epochs
@@ -92,12 +94,12 @@ def create_first_admin(
 
 def find_by_email(unit: ReadUnit, email: str) -> User | None:
     """Return the person with this address, however it is capitalised. EmailError for what cannot be one."""
-    return _one(unit, users.c.email_key == email_key(email))
+    return _one(unit, _BY_EMAIL, email_key(email))
 
 
 def find(unit: ReadUnit, user_id: str) -> User | None:
     """Return the person of that id, unless they were erased."""
-    return _one(unit, users.c.id == user_id)
+    return _one(unit, _BY_ID, user_id)
 
 
 def stays(unit: WriteUnit, user_id: str) -> bool:
@@ -150,10 +152,11 @@ def register_again(unit: WriteUnit, user_id: str, *, name: str, password_hash: s
 
 def first_admin(unit: ReadUnit) -> User | None:
     """Return the admin who was there first."""
-    return _one(unit, users.c.role == "admin")
+    return _one(unit, _BY_ROLE, "admin")
 
 
-def _one(unit: ReadUnit, condition: ColumnElement[bool]) -> User | None:
+def _first_with(column: ColumnElement[str]) -> Select[*tuple[Any, ...]]:
+    """The query for the one who was there first with a value in a column, unless they were erased."""
     wanted = select(
         users.c.id,
         users.c.email,
@@ -165,6 +168,15 @@ def _one(unit: ReadUnit, condition: ColumnElement[bool]) -> User | None:
         users.c.last_login_at,
         users.c.email_verified_at,
     )
-    living = users.c.erased_at.is_(None)
-    row = unit.select(wanted.where(condition, living).order_by(users.c.created_at, users.c.id).limit(1)).one_or_none()
+    found = wanted.where(column == bindparam("value"), users.c.erased_at.is_(None))
+    return found.order_by(users.c.created_at, users.c.id).limit(1)
+
+
+_BY_ID = _first_with(users.c.id)
+_BY_EMAIL = _first_with(users.c.email_key)
+_BY_ROLE = _first_with(users.c.role)
+
+
+def _one(unit: ReadUnit, wanted: Select[*tuple[Any, ...]], value: str) -> User | None:
+    row = unit.select(wanted, {"value": value}).one_or_none()
     return None if row is None else User(**row._mapping)

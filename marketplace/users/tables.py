@@ -26,6 +26,14 @@ Index(
     "ix_users_living",
     users.c.created_at,
     users.c.id,
+    users.c.email_key,  # and the name: what a search looks at
+    users.c.name,
     sqlite_where=text("erased_at IS NULL"),
     postgresql_where=text("erased_at IS NULL"),
+)
+Index(
+    "ix_users_erased",
+    users.c.account_id,
+    sqlite_where=text("erased_at IS NOT NULL"),
+    postgresql_where=text("erased_at IS NOT NULL"),
 )

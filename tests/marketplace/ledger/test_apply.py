@@ -240,6 +240,7 @@ def test_any_cutting_and_replaying_of_a_journal_gives_the_same_tables(
         assert shop.audit().clean
         tables = shop.dump(without=outside)
         tables.pop("batch")
+        tables.pop("statement_line")  # a line is of one batch; the audit adds them up
         return tables
 
     whole = run([])
