@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from marketplace.ledger import audit_books, audit_history, audit_requests, audit_statements
+from marketplace.ledger import audit_books, audit_history, audit_payments, audit_requests, audit_statements
 from marketplace.ledger.audit_finding import Checked
 from marketplace.store.db import ReadUnit
 
@@ -44,6 +44,8 @@ CHECKS: dict[str, tuple[str, Check]] = {
         "every line of a statement says what entries and usage records say",
         audit_statements.statements_follow_entries,
     ),
+    "P1": ("every payment that was made is credited once", audit_payments.paid_is_credited_once),
+    "P2": ("no payment is given back beyond what was paid", audit_payments.refunds_within_payment),
     "J1": ("every journal record could be applied", audit_history.nothing_quarantined),
 }
 DEADLINES = ("I6d", "no hold is open past its deadline")

@@ -8,6 +8,10 @@ import msgspec
 
 PaymentState = Literal["creating", "pending", "succeeded", "canceled", "mismatched"]
 Origin = Literal["admin", "provider"]
+PAID = "payment"
+REFUNDED = "payment_refund"
+UNDONE = "payment_refund_undone"
+"""Kinds of the transactions that payments make; their keys begin with them."""
 
 
 class Payment(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,13 +13,10 @@ from marketplace.ledger import chain, ledger
 from marketplace.ledger.book import AccountState, InsufficientFundsError
 from marketplace.payments import receipts
 from marketplace.payments.money import nano
-from marketplace.payments.records import Origin, Payment, Refund
+from marketplace.payments.records import REFUNDED, UNDONE, Origin, Payment, Refund
 from marketplace.payments.tables import payment_refund
 from marketplace.store.db import ReadUnit, WriteUnit
 from marketplace.store.ids import Random, new_id
-
-KIND = "payment_refund"
-UNDONE = "payment_refund_undone"
 
 
 class RefundTooLargeError(ValueError):
@@ -140,8 +137,8 @@ def _post(
     posted = ledger.post(
         unit,
         tx_id=new_id(now, random),
-        key=f"{KIND}:{refund_id}",
-        kind=KIND,
+        key=f"{REFUNDED}:{refund_id}",
+        kind=REFUNDED,
         entries=[(name, value) for name, value in entries if value],
         now=now,
         memo=f"refund of payment {paid.id}",

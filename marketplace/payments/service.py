@@ -18,16 +18,14 @@ from marketplace.ledger import ledger
 from marketplace.payments import receipts, refunds
 from marketplace.payments.money import nano
 from marketplace.payments.port import Intent
-from marketplace.payments.records import Payment
+from marketplace.payments.records import PAID, REFUNDED, UNDONE, Payment
 from marketplace.payments.tables import payment, payment_customer, payment_event, payment_refund
 from marketplace.store.db import ReadUnit, WriteUnit
 from marketplace.store.ids import Random, new_id
 
 log = logging.getLogger(__name__)
 
-KIND = "payment"
-KINDS = frozenset({KIND, refunds.KIND, refunds.UNDONE})
-"""Kinds of the transactions that payments make."""
+KINDS = frozenset({PAID, REFUNDED, UNDONE})
 Outcome = Literal["credited", "refunded", "canceled", "mismatched", "unchanged"]
 
 
@@ -224,8 +222,8 @@ def _credit(unit: WriteUnit, found: Payment, now: int, random: Random) -> Paymen
     posted = ledger.post(
         unit,
         tx_id=new_id(now, random),
-        key=f"payment:{found.id}",
-        kind=KIND,
+        key=f"{PAID}:{found.id}",
+        kind=PAID,
         entries=[(found.account_id, amount), (ledger.CLEARING, -amount)],
         now=now,
         memo=f"payment {found.id}",
