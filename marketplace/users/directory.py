@@ -13,8 +13,7 @@ import msgspec
 from sqlalchemy import ColumnElement, FromClause, Select, func, or_, select
 
 from marketplace.http.pagination import newest_first
-from marketplace.ledger.book import CUSTOMER
-from marketplace.ledger.tables import account, hold
+from marketplace.ledger.tables import account
 from marketplace.providers import service as providers
 from marketplace.store.db import ReadUnit
 from marketplace.users.rules import Role
@@ -41,8 +40,8 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     """people and customers of a provider"""
     min_spend: int | None = None
     """who spent at least so many nano-units"""
-    active: bool = False
-    """who has something running now"""
+    account_ids: tuple[str, ...] | None = None
+    """whose accounts these are"""
     visible_to: str | None = None
     """a provider that asks: it sees nobody but its own people and customers"""
 
@@ -113,18 +112,13 @@ def visible(unit: ReadUnit, user_ids: Collection[str], visible_to: str | None) -
     return set(unit.select(select(users.c.id).where(*conditions)).scalars())
 
 
-def running() -> Select[str]:
-    """A query for the ids of accounts that something runs on now: requests that have not ended."""
-    return select(hold.c.account_id).where(hold.c.state == "open")
-
-
 def _joined(selection: Selection) -> FromClause:
     return users if selection.min_spend is None else account.join(users, users.c.id == account.c.owner_id)
 
 
 def _spent(amount: int) -> tuple[ColumnElement[bool], ...]:
     """Accounts of people who spent at least so much."""
-    return account.c.kind == CUSTOMER, account.c.owner_kind == "user", account.c.spent >= amount
+    return account.c.owner_kind == "user", account.c.spent >= amount
 
 
 def _conditions(selection: Selection) -> list[ColumnElement[bool]]:
@@ -136,6 +130,6 @@ def _conditions(selection: Selection) -> list[ColumnElement[bool]]:
             found.append(users.c.id.in_(providers.related(provider_id)))
     if selection.min_spend is not None:
         found.extend(_spent(selection.min_spend))
-    if selection.active:
-        found.append(users.c.account_id.in_(running()))
+    if selection.account_ids is not None:
+        found.append(users.c.account_id.in_(selection.account_ids))
     return found

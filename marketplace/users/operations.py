@@ -244,7 +244,9 @@ def _selection(call: Call, unit: ReadUnit, selector: Selector) -> Selection:
         if found is None:
             raise Refusal(Code.PROVIDER_NOT_FOUND, "There is no such provider.", param="selector")
         return Selection(provider_id=found.id, visible_to=visible_to)
-    return Selection(active=selector == "ByActiveExecutors", visible_to=visible_to)
+    if selector == "ByActiveExecutors":
+        return Selection(account_ids=tuple(sorted(activity.live_instances(unit))), visible_to=visible_to)
+    return Selection(visible_to=visible_to)
 
 
 def _answer(person: Person, info: AccountSummary | None) -> UserAnswer:

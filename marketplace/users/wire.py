@@ -63,7 +63,7 @@ class ByMinSpend(Wire):
 
 
 Selector = Literal["All", "ByActiveExecutors"] | ById | ByProvider | ByMinSpend
-"""ByActiveExecutors: whoever has something running now."""
+"""ByActiveExecutors: whoever has machines running."""
 
 
 class ListRequest(Wire):

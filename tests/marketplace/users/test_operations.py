@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy import select
 
+from marketplace.accounts import activity
 from marketplace.accounts import service as accounts
 from marketplace.auth import letters
 from marketplace.auth.letters import Prepared
@@ -97,17 +98,17 @@ class TestList:
             accounts.refund(unit, hold.request_id, 10, key="r", now=office.now, random=office.random)
         assert listed(office, admin, spent) == []
 
-    def test_by_active_executors_is_who_has_something_running(
-        self, office: Office, admin: Caller, make_shop: Callable[[Database], Shop]
+    def test_by_active_executors_is_who_has_machines_running(
+        self, office: Office, admin: Caller, make_shop: Callable[[Database], Shop], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         shop = make_shop(office.database)
         ada = office.person(balance=10**9)
-        hold = shop.hold(ada.account_id, 10**6)
-        assert listed(office, admin, "ByActiveExecutors") == []
-        shop.apply(hold)
-        assert listed(office, admin, "ByActiveExecutors") == [ada.id]
-        shop.apply(shop.void(hold.request_id))
-        assert listed(office, admin, "ByActiveExecutors") == []
+        shop.apply(shop.hold(ada.account_id, 10**6))  # a request that runs is no machine
+        body = {"selector": "ByActiveExecutors", "with_account_info": True}
+        assert office.ask("users.list", body, admin).body == {"users": [], "total": 0, "next_cursor": None}
+        monkeypatch.setattr(activity, "live_instances", lambda unit, account_ids=None: {ada.account_id: 2})
+        (found,) = office.ask("users.list", body, admin).body["users"]
+        assert (found["id"], found["account_info"]["instance_count"]) == (ada.id, 2)
 
     def test_by_provider_is_its_people_and_customers(self, office: Office, admin: Caller) -> None:
         acme = found_company(office, admin, "Acme")
