@@ -18,15 +18,10 @@ from engine.config import EngineConfig
 from engine.generation import EngineError, GenerateRequest, Generation
 from engine.sampling_params import SamplingParams
 from engine.script import Script
-from engine.vocabulary import Vocabulary
+from engine.wire import Snapshot
 from gateway.fleet import replicas
 from gateway.fleet.replicas import Backoff, Patience, Replica, StartError, State
-
-
-class ByteTokenizer:
-    """Fake: a token is a byte; 0 is special."""
-
-    vocabulary = Vocabulary([bytes([i]) for i in range(256)], frozenset({0}), False)
+from tests.engine.byte_tokenizer import ByteTokenizer
 
 
 class Clock:
@@ -249,14 +244,19 @@ def test_an_engine_with_another_vocabulary_is_a_start_error(tmp_path: Path) -> N
 
 def test_an_engine_that_dies_while_loading_is_tried_again_until_it_is_stopped(tmp_path: Path) -> None:
     async def scene(stage: Stage) -> None:
+        spawned: asyncio.Queue[int] = asyncio.Queue()
+        spawn = stage.replica._spawn
+
+        async def spawn_and_tell() -> asyncio.subprocess.Process:
+            process = await spawn()
+            spawned.put_nowait(process.pid)
+            return process
+
+        stage.replica._spawn = spawn_and_tell  # type: ignore[method-assign]
         stage.replica.launch()
         for _ in range(2):
             stage.states.clear()
-            pid = None
-            while pid is None:
-                pid = stage.replica.pid
-                await asyncio.sleep(0.01)
-            os.kill(pid, signal.SIGKILL)
+            os.kill(await spawned.get(), signal.SIGKILL)
             await stage.until(lambda: "down" in stage.states)
         waiting = asyncio.create_task(stage.replica.ready())
         await asyncio.sleep(0)
@@ -297,12 +297,17 @@ def test_gauges_are_at_hand_while_it_is_ready(tmp_path: Path) -> None:
     async def scene(stage: Stage) -> None:
         await stage.replica.start()
         await everything(stage.generate("a", 5))
-        counted = 0
-        while counted == 0:
-            await asyncio.sleep(0.01)
-            gauges = stage.replica.snapshot
-            counted = gauges.completion_tokens if gauges is not None else 0
-        assert counted == 5
+        ask, asked = stage.replica.client.snapshot, asyncio.Event()
+
+        async def ask_and_tell() -> Snapshot:
+            gauges = await ask()
+            asked.set()
+            return gauges
+
+        stage.replica.client.snapshot = ask_and_tell  # type: ignore[method-assign]
+        await asked.wait()
+        assert stage.replica.snapshot is not None
+        assert stage.replica.snapshot.completion_tokens == 5
         await stage.replica.stop(0)
         assert stage.replica.snapshot is None
 

@@ -1,13 +1,15 @@
 """A process to be killed: forks one victim per command line on stdin, says its pid, and how it ended.
 
-Run as `python crash_site.py`. A victim is forked from this clean, single-threaded process, so that each costs
+Run as `python crash_site.py NEWS`. A victim is forked from this clean, single-threaded process, so that each costs
 milliseconds instead of an interpreter's start. What a victim was told is durable it appends to the file `told` in its
-folder with one write each: that file survives it, as a client's memory would.
+folder with one write each: that file survives it, as a client's memory would. Then a byte goes into NEWS, the
+descriptor of a pipe that does not block: whoever waits for more looks into the file.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import resource
@@ -52,9 +54,16 @@ def monotonic() -> int:
 
 
 def say(folder: Path) -> Callable[[str], None]:
-    """Returns what appends a line to the folder's `told`, unbuffered."""
+    """Returns what appends a line to the folder's `told`, unbuffered, and lets it be known."""
     descriptor = os.open(folder / "told", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    return lambda line: (os.write(descriptor, f"{line}\n".encode()), None)[1]
+    news = int(sys.argv[1])
+
+    def tell(line: str) -> None:
+        os.write(descriptor, f"{line}\n".encode())
+        with contextlib.suppress(BlockingIOError):  # full: there is enough to wake up whoever waits
+            os.write(news, b".")
+
+    return tell
 
 
 def arm(spec: Spec) -> None:

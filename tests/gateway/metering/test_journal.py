@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import random
 import sqlite3
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 from gateway.metering import failpoints
 from gateway.metering.journal import Journal, JournalDamagedError, JournalInUseError, JournalUnavailableError
 from marketplace.ledger.records import Checkpoint, JournalRecord
+from tests.gateway.metering.journal_watch import JournalWatch, ThreadWatch
 
 
 def note(seq: int) -> Checkpoint:
@@ -31,13 +31,10 @@ def read(path: Path, after: int = 0) -> list[int]:
         journal.close()
 
 
-async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    """Let the loop run until the condition holds."""
-    for _ in range(int(seconds / 0.005)):
-        if condition():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("it never came true")
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broken journal is tried again soon."""
+    monkeypatch.setattr("gateway.metering.journal._PROBE_SECONDS", 0.01)
 
 
 def with_journal(path: Path, work: Callable[[Journal], Any]) -> Any:
@@ -145,8 +142,9 @@ def test_applied_records_are_pruned_and_numbers_go_on(tmp_path: Path) -> None:
         await asyncio.gather(*append(journal, 10))
         journal.mark_applied(7)
         journal.mark_applied(4)  # late news changes nothing
+        upkeep = ThreadWatch(journal._file, "write_with_upkeep")
         await asyncio.gather(*append(journal, 1))
-        await until(lambda: journal._file.pruned_seq == 7)
+        await upkeep.until(lambda: journal._file.pruned_seq == 7)
         journal.mark_applied(11)
 
     with_journal(path, work)
@@ -168,13 +166,14 @@ def test_of_a_commit_that_is_partly_applied_only_the_rest_is_replayed(tmp_path: 
 
 def test_an_idle_journal_prunes_by_itself(tmp_path: Path) -> None:
     async def work(journal: Journal) -> int:
+        upkeep = ThreadWatch(journal._file, "write_with_upkeep")
         await asyncio.gather(*append(journal, 3))
         journal.mark_applied(3)
         await asyncio.gather(*append(journal, 1))  # wakes the thread, which from now on looks by itself
         journal.mark_applied(4)
         append(journal, 1)
         journal.mark_applied(5)
-        await until(lambda: journal._file.pruned_seq == 5)
+        await upkeep.until(lambda: journal._file.pruned_seq == 5)
         return journal._file.pruned_seq
 
     assert with_journal(tmp_path / "journal.sqlite", work) == 5
@@ -235,10 +234,8 @@ def test_a_failed_write_fails_everything_behind_it_and_nothing_else(tmp_path: Pa
         with pytest.raises(JournalUnavailableError):
             await journal.flush()
         failpoints.disarm()
-        recovered: list[bool] = []
-        journal.on_recovered = lambda: recovered.append(True)
-        await until(lambda: journal.failure is None)
-        assert recovered == [True]
+        await JournalWatch(journal).recovered.wait()
+        assert journal.failure is None
         assert journal.next_seq == 4
         await asyncio.gather(*append(journal, 2))
 
@@ -253,13 +250,14 @@ def test_rows_whose_commit_was_ambiguous_are_gone_before_it_works_again(tmp_path
     async def work(journal: Journal) -> None:
         await asyncio.gather(*append(journal, 2))
         journal._file._connection.close()  # the next write fails …
-        (future,) = append(journal)
-        with pytest.raises(JournalUnavailableError):
-            await future
         with sqlite3.connect(path) as other:  # … but its row is there
             other.execute("INSERT OR REPLACE INTO journal VALUES (3, x'00')")
         other.close()
-        await until(lambda: journal.failure is None)
+        watch = JournalWatch(journal)
+        (future,) = append(journal)
+        with pytest.raises(JournalUnavailableError):
+            await future
+        await watch.recovered.wait()
         await asyncio.gather(*append(journal, 1))
 
     with_journal(path, work)
@@ -277,10 +275,10 @@ def test_a_file_replaced_under_a_failed_journal_is_not_taken_for_it(tmp_path: Pa
         await asyncio.gather(*append(journal, 2))
         journal._file._connection.close()
         await asyncio.to_thread(remove)
+        tries = ThreadWatch(journal._file, "mend")
         append(journal)
-        await until(lambda: journal.failure is not None)
-        for _ in range(3):
-            await asyncio.to_thread(time.sleep, 0.1)
+        await JournalWatch(journal).failed.wait()
+        await tries.until(lambda: tries.count >= 3)
         assert journal.failure is not None, "an empty file is not this journal"
 
     with_journal(path, work)
@@ -362,7 +360,8 @@ def test_nothing_acknowledged_is_lost_when_the_process_is_killed(tmp_path: Path,
     for round_ in range(10):
         before = len(acknowledged(tmp_path))
         victims.start(victim="journal", folder=tmp_path)
-        wait_for_lines(tmp_path, before + moments.randrange(1, 300))
+        wanted = before + moments.randrange(1, 300)
+        victims.until(lambda wanted=wanted: len(acknowledged(tmp_path)) >= wanted)
         victims.kill()
         assert victims.wait() == -9
         lines = acknowledged(tmp_path)
@@ -371,10 +370,3 @@ def test_nothing_acknowledged_is_lost_when_the_process_is_killed(tmp_path: Path,
         assert seqs == list(range(1, len(seqs) + 1))
         told = len(lines)
     assert told > 100
-
-
-def wait_for_lines(folder: Path, count: int) -> None:
-    deadline = time.monotonic() + 20
-    while len(acknowledged(folder)) < count:
-        assert time.monotonic() < deadline, "the victim does nothing"
-        time.sleep(0.002)
