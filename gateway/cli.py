@@ -15,6 +15,15 @@ from typing import Any
 import msgspec
 
 ENVIRONMENT = "HEADRACE_"
+_OF_PEOPLE = (
+    "public_url",
+    "smtp_url",
+    "mail_from",
+    "oauth_issuer",
+    "oauth_name",
+    "oauth_client_id",
+    "oauth_client_secret",
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -89,10 +98,16 @@ def _serve_parser(parser: argparse.ArgumentParser) -> None:
     from engine.config import EngineConfig
     from gateway.settings import Settings
 
+    parser.epilog = (
+        "Every option can be given as a variable in the environment instead: HEADRACE_PORT for --port. Payments are "
+        "made by hand, unless HEADRACE_STRIPE_SECRET_KEY and HEADRACE_STRIPE_WEBHOOK_SECRET are set."
+    )
     gateway = parser.add_argument_group("gateway")
+    people = parser.add_argument_group("people: mail and signing in elsewhere")
     for field in msgspec.structs.fields(Settings):
         if field.name != "engine":
-            _add_option(gateway, field, field_docs(Settings)[field.name])
+            group = people if field.name in _OF_PEOPLE else gateway
+            _add_option(group, field, field_docs(Settings)[field.name])
     engine = parser.add_argument_group("engine")
     for field in msgspec.structs.fields(EngineConfig):
         _add_option(engine, field, field_docs(EngineConfig)[field.name])

@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 _PERMANENT = range(500, 600)
 _STEP_S = 20.0
 """How long the server may take to answer one command."""
+_LONGEST_LINE = 998
+"""of a mail that is sent as it is (RFC 5322, 2.1.1)"""
 _PORTS = {"smtp": 587, "smtps": 465}
 
 
@@ -93,7 +95,9 @@ def message(letter: Letter, sender: Sender) -> EmailMessage:
     made["Date"] = datetime.fromtimestamp(letter.at // 1_000_000, UTC)
     made["Message-ID"] = f"<{letter.id}@{sender.address.rpartition('@')[2]}>"
     made["Auto-Submitted"] = "auto-generated"
-    made.set_content(letter.text)
+    # Plain where it can be: links stay whole for those who look at the source, as in the folder of mails.
+    plain = letter.text.isascii() and all(len(line) <= _LONGEST_LINE for line in letter.text.splitlines())
+    made.set_content(letter.text, cte="7bit" if plain else None)
     made.add_alternative(letter.html, subtype="html")
     return made
 
@@ -119,7 +123,8 @@ class FolderMail:
             beside.replace(path)
         except OSError as error:
             raise UnreachableError(f"{self._folder} cannot be written: {error.strerror}") from error
-        log.warning("no mail server is set: %r is in %s %s", letter.subject, path, letter.link)
+        link = f", its link is {letter.link}" if letter.link else ""
+        log.warning("no mail server is set: %r is in %s%s", letter.subject, path, link)
 
 
 class SmtpServer(msgspec.Struct, frozen=True, kw_only=True):

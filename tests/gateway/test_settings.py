@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -30,6 +31,11 @@ def test_every_field_has_an_option_and_a_help_text(capsys: pytest.CaptureFixture
             if name != "engine":
                 assert f"--{name.replace('_', '-')}" in shown
             assert len(docs[name]) > 10
+    people = shown.partition("people: ")[2].partition("engine:")[0]
+    assert re.findall(r"^  --([a-z-]+)", people, re.MULTILINE) == [
+        *("public-url", "smtp-url", "mail-from"),
+        *("oauth-issuer", "oauth-name", "oauth-client-id", "oauth-client-secret"),
+    ]
 
 
 def test_options_have_the_types_of_their_fields() -> None:

@@ -9,6 +9,7 @@ import stat
 from email.policy import default
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from marketplace.notify import mail
@@ -283,3 +284,19 @@ def test_senders() -> None:
             read_sender(wrong)
     made = message(LETTER, Sender('He said "hi", <b>', "a@b.c"))
     assert email.message_from_bytes(made.as_bytes(), policy=default)["From"].addresses[0].addr_spec == "a@b.c"
+
+
+@pytest.mark.parametrize(
+    ("text", "whole"),
+    [
+        (f"https://h.example/verify-email#token={'x' * 100}\n", True),
+        (f"Grüße https://h.example/verify-email#token={'x' * 100}\n", False),
+        ("x" * 999 + "\n", False),
+    ],
+)
+def test_a_link_is_whole_in_the_source_where_the_text_allows_it(text: str, whole: bool) -> None:
+    made = message(msgspec.structs.replace(LETTER, text=text), SENDER)
+    part = made.get_body(("plain",))
+    assert part is not None and part.get_content() == text
+    source = made.as_bytes().replace(b"\r\n", b"\n")
+    assert (text.encode() in source) is whole and max(map(len, source.splitlines())) <= 998
