@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import msgspec
-from sqlalchemy import func, select
+from sqlalchemy import bindparam, func, select
 
 from marketplace.ledger.book import CUSTOMER
 from marketplace.ledger.tables import account
 from marketplace.payments.tables import payment
 from marketplace.store.db import ReadUnit
+
+_SUMMARIES = select(account.c.id, account.c.posted, account.c.credit_limit, account.c.unlimited, account.c.spent).where(
+    account.c.kind == CUSTOMER, account.c.id.in_(bindparam("ids", expanding=True))
+)
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -26,12 +30,9 @@ class Summary(msgspec.Struct, frozen=True):
 def summaries(unit: ReadUnit, account_ids: Collection[str]) -> dict[str, Summary]:
     """Return customers' accounts at a glance, by id."""
     running = live_instances(unit, account_ids)
-    wanted = select(account.c.id, account.c.posted, account.c.credit_limit, account.c.unlimited, account.c.spent).where(
-        account.c.kind == CUSTOMER, account.c.id.in_(sorted(account_ids))
-    )
     return {
         row.id: Summary(row.posted, row.credit_limit, row.unlimited, row.spent, running.get(row.id, 0))
-        for row in unit.select(wanted).all()
+        for row in unit.select(_SUMMARIES, {"ids": sorted(account_ids)}).all()
     }
 
 

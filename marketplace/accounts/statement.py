@@ -9,10 +9,11 @@ its newest transaction lies in, so ranges that touch share no line and lose none
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import msgspec
-from sqlalchemy import Row, Select, select, tuple_
+from sqlalchemy import BigInteger, Row, Select, bindparam, select, tuple_
 
 from marketplace.http.pagination import Position
 from marketplace.keys.tables import api_key
@@ -50,17 +51,21 @@ def page(
     unit: ReadUnit, account_id: str, *, since: int | None, until: int | None, position: Position | None, limit: int
 ) -> tuple[list[Line], Position | None]:
     """Return lines, newest first, with `since` ≤ time < `until` (µs), and where to go on."""
-    rows = unit.select(query(account_id, since, until, position, limit)).all()
+    # One upper bound, where the page begins: of several, a database would take any and read from there. Ordinals begin
+    # at 1, so nothing at `until` lies before (until, 0).
+    bounds = [bound for bound in (position, None if until is None else (until, 0)) if bound is not None]
+    at, ordinal = min(bounds, default=(None, None))
+    values = {"account_id": account_id, "since": since, "at": at, "ordinal": ordinal, "rows": limit + 1}
+    rows = unit.select(query(bounded=bool(bounds), ranged=since is not None), values).all()
     shown = rows[:limit]
     more = (shown[-1].at, shown[-1].ordinal) if len(rows) > limit else None
     return [_line(row) for row in shown], more
 
 
-def query(
-    account_id: str, since: int | None, until: int | None, position: Position | None, limit: int
-) -> Select[*tuple[Any, ...]]:
-    """The query behind `page`, for one line more than it shows. It has one upper bound, where the page begins: of
-    several, a database would take any and read from there."""
+@cache
+def query(*, bounded: bool, ranged: bool) -> Select[*tuple[Any, ...]]:
+    """The query behind `page`: as many lines of `account_id` as `rows`, before (`at`, `ordinal`) if it is bounded, not
+    before `since` if it is ranged."""
     wanted = (
         select(
             _of.at,
@@ -78,16 +83,14 @@ def query(
             api_key.c.name.label("key_name"),
         )
         .join(api_key, api_key.c.id == _of.key_id, isouter=True)
-        .where(_of.account_id == account_id)
+        .where(_of.account_id == bindparam("account_id"))
         .order_by(_of.at.desc(), _of.ordinal.desc())
-        .limit(limit + 1)
+        .limit(bindparam("rows", type_=BigInteger))
     )
-    # Ordinals begin at 1: nothing at `until` lies before (until, 0).
-    bounds = [bound for bound in (position, None if until is None else (until, 0)) if bound is not None]
-    if bounds:
-        at, ordinal = min(bounds)
-        wanted = wanted.where(tuple_(_of.at, _of.ordinal) < tuple_(at, ordinal))
-    return wanted if since is None else wanted.where(_of.at >= since)
+    if bounded:
+        edge = tuple_(bindparam("at", type_=BigInteger), bindparam("ordinal", type_=BigInteger))
+        wanted = wanted.where(tuple_(_of.at, _of.ordinal) < edge)
+    return wanted.where(_of.at >= bindparam("since")) if ranged else wanted
 
 
 def _line(row: Row[*tuple[Any, ...]]) -> Line:

@@ -13,8 +13,6 @@ from marketplace.http.pagination import newest_first
 from marketplace.store.db import ReadUnit, WriteUnit
 from marketplace.store.ids import Random, new_id
 
-_DETAIL = tuple(event.columns).index(event.c.detail)
-
 
 class Event(msgspec.Struct, frozen=True):
     """One change: when, what, by whom, whose matter it is, and what it was done to."""
@@ -67,5 +65,5 @@ def list_events(unit: ReadUnit, *, owner_id: str | None, cursor: str | None, lim
     wanted = select(event)
     if owner_id is not None:
         wanted = wanted.where(event.c.owner_id == owner_id)
-    rows = unit.select(newest_first(wanted, event.c.at, event.c.id, cursor, limit))
-    return [Event(*row[:_DETAIL], msgspec.json.decode(row[_DETAIL]), *row[_DETAIL + 1 :]) for row in rows.all()]
+    rows = unit.select(newest_first(wanted, event.c.at, event.c.id, cursor, limit)).all()
+    return [Event(*before, msgspec.json.decode(detail), request_id) for *before, detail, request_id in rows]

@@ -6,6 +6,7 @@ import base64
 import binascii
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from sqlalchemy import ColumnElement, Select, tuple_
 
@@ -39,8 +40,8 @@ def read_cursor(text: str | None, tie: type[int] | type[str]) -> Position | None
 
 
 def newest_first(
-    wanted: Select[*tuple[object, ...]], at: ColumnElement[int], tie: ColumnElement[str], text: str | None, limit: int
-) -> Select[*tuple[object, ...]]:
+    wanted: Select[*tuple[Any, ...]], at: ColumnElement[int], tie: ColumnElement[str], text: str | None, limit: int
+) -> Select[*tuple[Any, ...]]:
     """Order a query by (at, tie) descending, behind the cursor, with one row more than the page to see whether it
     ends."""
     position = read_cursor(text, str)

@@ -160,7 +160,9 @@ def _check_kind(kind: KeyKind, request: AddRequest | UpdateRequest) -> None:
 
 def _shown(row: KeyRow) -> dict[str, Any]:
     values = {name: getattr(row, name) for name in _SHOWN}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+    for name in _LISTS:
+        values[name] = None if values[name] is None else list(values[name])
+    return values
 
 
 OPERATIONS: tuple[Operation[Any], ...] = (

@@ -23,11 +23,10 @@ from marketplace.store.ids import Random, new_id
 
 MAX_NAME = 63
 _USABLE = (api_key.c.revoked_at.is_(None), api_key.c.active.is_(True))
-_BY_DIGEST = select(api_key).where(api_key.c.digest == bindparam("digest"), *_USABLE)
 _LISTS = ("allowed_models", "allowed_addresses")
 
 
-class KeyRow(msgspec.Struct, frozen=True, kw_only=True):
+class KeyRow(msgspec.Struct, frozen=True):
     """A key as it is stored: everything but the secret. Null limits do not limit."""
 
     id: str
@@ -65,6 +64,10 @@ class KeyRow(msgspec.Struct, frozen=True, kw_only=True):
     def __repr__(self) -> str:
         """Leave the digest out: it has no place in a log."""
         return f"KeyRow({self.id}, {self.prefix}…, {self.name!r})"
+
+
+_KEY = tuple(api_key.c[name] for name in KeyRow.__struct_fields__)
+_BY_DIGEST = select(*_KEY).where(api_key.c.digest == bindparam("digest"), *_USABLE)
 
 
 class UnknownKeyError(LookupError):
@@ -172,7 +175,7 @@ def change(unit: WriteUnit, key_id: str, settings: KeySettings) -> KeyRow:
     if values:
         unit.execute(update(api_key).where(*usable).values(_columns(values)))
         epochs.bump(unit, epochs.KEYS)
-    found = _rows(unit, select(api_key).where(*usable))
+    found = _rows(unit, select(*_KEY).where(*usable))
     if not found:
         raise UnknownKeyError(f"no usable key {key_id}")
     return found[0]
@@ -240,7 +243,7 @@ def revoke_all(unit: WriteUnit, owner_id: str, *, now: int) -> int:
 
 def find_by_id(unit: ReadUnit, key_id: str) -> KeyRow:
     """Return a key that is not revoked. UnknownKeyError."""
-    found = _rows(unit, select(api_key).where(api_key.c.id == key_id, api_key.c.revoked_at.is_(None)))
+    found = _rows(unit, select(*_KEY).where(api_key.c.id == key_id, api_key.c.revoked_at.is_(None)))
     if not found:
         raise UnknownKeyError(f"no usable key {key_id}")
     return found[0]
@@ -249,7 +252,7 @@ def find_by_id(unit: ReadUnit, key_id: str) -> KeyRow:
 def find(unit: ReadUnit, text: str, owner_id: str | None = None) -> KeyRow:
     """Return the one usable key of that id, lookup prefix or name. UnknownKeyError when there is none, or several of
     the name."""
-    wanted = select(api_key).where(
+    wanted = select(*_KEY).where(
         api_key.c.revoked_at.is_(None),
         (api_key.c.id == text) | (api_key.c.prefix == text) | (api_key.c.name == text),
     )
@@ -271,7 +274,7 @@ def find_usable(unit: ReadUnit, secret: KeySecret, pepper: bytes, now: int) -> K
 def list_page(unit: ReadUnit, kind: KeyKind, owner_id: str | None, cursor: str | None, limit: int) -> list[KeyRow]:
     """Return keys of a kind that are not revoked, of an owner or of all, newest first: one more than `limit` when
     there are more."""
-    wanted = select(api_key).where(api_key.c.kind == kind, api_key.c.revoked_at.is_(None))
+    wanted = select(*_KEY).where(api_key.c.kind == kind, api_key.c.revoked_at.is_(None))
     if owner_id is not None:
         wanted = wanted.where(api_key.c.owner_id == owner_id)
     return _rows(unit, newest_first(wanted, api_key.c.created_at, api_key.c.id, cursor, limit))
@@ -279,7 +282,7 @@ def list_page(unit: ReadUnit, kind: KeyKind, owner_id: str | None, cursor: str |
 
 def list_keys(unit: ReadUnit, owner_id: str | None = None) -> list[KeyRow]:
     """Return the keys of an owner, or all, revoked ones too, newest first."""
-    wanted = select(api_key).order_by(api_key.c.created_at.desc(), api_key.c.id.desc())
+    wanted = select(*_KEY).order_by(api_key.c.created_at.desc(), api_key.c.id.desc())
     if owner_id is not None:
         wanted = wanted.where(api_key.c.owner_id == owner_id)
     return _rows(unit, wanted)
@@ -288,7 +291,7 @@ def list_keys(unit: ReadUnit, owner_id: str | None = None) -> list[KeyRow]:
 def load_active(unit: ReadUnit) -> list[KeyRow]:
     """Return every key that is neither revoked nor switched off. Whoever uses one compares `expires_at` with the clock
     at that moment."""
-    return _rows(unit, select(api_key).where(*_USABLE))
+    return _rows(unit, select(*_KEY).where(*_USABLE))
 
 
 def key_epoch(unit: ReadUnit) -> int:
@@ -296,16 +299,16 @@ def key_epoch(unit: ReadUnit) -> int:
     return epochs.current(unit, epochs.KEYS)
 
 
-def _rows(unit: ReadUnit, wanted: Select[*tuple[object, ...]]) -> list[KeyRow]:
+def _rows(unit: ReadUnit, wanted: Select[*tuple[Any, ...]]) -> list[KeyRow]:
     return [_row(row) for row in unit.select(wanted).all()]
 
 
-def _row(row: Row[*tuple[object, ...]]) -> KeyRow:
-    values = dict(row._mapping)
-    for column in _LISTS:
-        if values[column] is not None:
-            values[column] = msgspec.json.decode(values[column], type=tuple[str, ...])
-    return KeyRow(**values)
+def _row(row: Row[*tuple[Any, ...]]) -> KeyRow:
+    key = KeyRow(*row)
+    if key.allowed_models is None and key.allowed_addresses is None:
+        return key
+    lists = {name: msgspec.json.decode(text, type=tuple[str, ...]) for name in _LISTS if (text := getattr(key, name))}
+    return msgspec.structs.replace(key, **lists)
 
 
 def _columns(values: dict[str, Any]) -> dict[str, Any]:

@@ -55,15 +55,7 @@ Index(
     sqlite_where=text("kind = 'customer'"),
     postgresql_where=text("kind = 'customer'"),
 )
-Index(
-    "ix_account_spent",
-    account.c.owner_kind,
-    account.c.created_at,
-    account.c.owner_id,
-    account.c.spent,
-    sqlite_where=text("kind = 'customer'"),
-    postgresql_where=text("kind = 'customer'"),
-)
+Index("ix_account_spent", account.c.owner_kind, account.c.created_at, account.c.owner_id, account.c.spent)
 Index("ix_account_epoch", account.c.epoch)
 
 chain = Table(

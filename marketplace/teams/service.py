@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 import msgspec
-from sqlalchemy import delete, func, insert, select, update
+from sqlalchemy import bindparam, delete, func, insert, select, update
 
 from marketplace.accounts import service as accounts
 from marketplace.events import service as events
@@ -108,20 +108,22 @@ def teams_of(unit: ReadUnit, user_id: str) -> list[Team]:
 
 def members(unit: ReadUnit, team_ids: Collection[str]) -> list[Member]:
     """Return the members of teams, in the order in which they joined."""
-    wanted = (
-        select(
-            team_member.c.team_id,
-            team_member.c.user_id,
-            users.c.email,
-            users.c.name,
-            team_member.c.role,
-            team_member.c.joined_at,
-        )
-        .join(users, users.c.id == team_member.c.user_id)
-        .where(team_member.c.team_id.in_(sorted(team_ids)))
-        .order_by(team_member.c.joined_at, team_member.c.user_id)
+    return [Member(*row) for row in unit.select(_MEMBERS, {"ids": sorted(team_ids)}).all()]
+
+
+_MEMBERS = (
+    select(
+        team_member.c.team_id,
+        team_member.c.user_id,
+        users.c.email,
+        users.c.name,
+        team_member.c.role,
+        team_member.c.joined_at,
     )
-    return [Member(*row) for row in unit.select(wanted).all()]
+    .join(users, users.c.id == team_member.c.user_id)
+    .where(team_member.c.team_id.in_(bindparam("ids", expanding=True)))
+    .order_by(team_member.c.joined_at, team_member.c.user_id)
+)
 
 
 def member(unit: ReadUnit, team_id: str, user_id: str) -> Member | None:

@@ -6,13 +6,12 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from sqlalchemy import text
-from sqlalchemy.dialects import postgresql, sqlite
 
 from gateway.admission.spendings import key_ids, spent
 from marketplace.accounts import statement, usage
 from marketplace.keys import service as keys
 from marketplace.ledger.rules import DAY_US, day_start
+from tests.marketplace.plans import explain
 
 if TYPE_CHECKING:
     from tests.marketplace.conftest import Shop
@@ -134,23 +133,10 @@ def test_a_budget_counts_a_lineage_of_keys_but_for_what_is_followed(used: tuple[
         )
 
 
-def plan(shop: Shop, statement_: Any) -> str:
-    """How the database would run it when there is much in the tables."""
-    dialect = postgresql.dialect() if shop.database.dialect == "postgresql" else sqlite.dialect()
-    written = str(statement_.compile(dialect=dialect, compile_kwargs={"literal_binds": True}))
-    with shop.database._writer.begin() as connection:
-        if shop.database.dialect == "postgresql":
-            connection.execute(text("SET LOCAL enable_seqscan = off"))
-            connection.execute(text("SET LOCAL enable_bitmapscan = off"))
-            connection.execute(text("SET LOCAL enable_sort = off"))
-            return "\n".join(row[0] for row in connection.execute(text(f"EXPLAIN {written}".replace("%%", "%"))))
-        return "\n".join(str(row[3]) for row in connection.execute(text(f"EXPLAIN QUERY PLAN {written}")))
-
-
 def test_pages_are_read_from_the_index(used: tuple[Shop, str, dict[str, str]]) -> None:
     shop, mine, _ = used
     for after in (None, (shop.now, "x")):
-        told = plan(shop, usage.query(mine, 0, 2**62, after, 100))
+        told = explain(shop.database, usage.query(mine, 0, 2**62, after, 100))
         assert "ix_usage_record_account" in told, told
         if shop.database.dialect == "postgresql":
             assert "Index Scan Backward using ix_usage_record_account" in told, told
@@ -189,13 +175,14 @@ def test_a_range_of_transactions_is_found_although_some_were_entered_late(shop: 
 
 
 def test_transactions_are_read_from_where_a_page_begins(shop: Shop) -> None:
-    for since, until, position in ((None, None, None), (5, 2**60, None), (5, 2**60, (2**50, 7)), (None, 9, (2**50, 7))):
-        told = plan(shop, statement.query("a", since, until, position, 100))
-        if shop.database.dialect == "postgresql":
-            assert "Index Scan Backward using pk_statement_line" in told and "Sort" not in told, told
-            assert ("ROW(" in told) == (until is not None or position is not None), told
-        else:
-            bounds = ["account_id=?"] + ["at>?"] * (since is not None)
-            bounds += ["(at,ordinal)<(?,?)"] * (until is not None or position is not None)
-            assert f"SEARCH statement_line USING PRIMARY KEY ({' AND '.join(bounds)})" in told, told
-            assert "TEMP B-TREE" not in told, told
+    values = {"account_id": "a", "since": 5, "at": 2**50, "ordinal": 7, "rows": 101}
+    for bounded in (False, True):
+        for ranged in (False, True):
+            told = explain(shop.database, statement.query(bounded=bounded, ranged=ranged).params(values))
+            if shop.database.dialect == "postgresql":
+                assert "Index Scan Backward using pk_statement_line" in told and "Sort" not in told, told
+                assert ("ROW(at, ordinal) <" in told) == bounded, told
+            else:
+                bounds = ["account_id=?"] + ["at>?"] * ranged + ["(at,ordinal)<(?,?)"] * bounded
+                assert f"SEARCH statement_line USING PRIMARY KEY ({' AND '.join(bounds)})" in told, told
+                assert "TEMP B-TREE" not in told, told

@@ -75,13 +75,17 @@ def create_guards() -> None:
 
 def index_people() -> None:
     """Searches and who spent how much, in the order of the pages."""
-    living, erased, customer = (
-        sa.text(condition) for condition in ("erased_at IS NULL", "erased_at IS NOT NULL", "kind = 'customer'")
-    )
+    living, erased = sa.text("erased_at IS NULL"), sa.text("erased_at IS NOT NULL")
     op.drop_index("ix_users_living", "users", sqlite_where=living, postgresql_where=living)
-    for name, table, columns, where in (
-        ("ix_users_living", "users", ["created_at", "id", "email_key", "name"], living),
-        ("ix_users_erased", "users", ["account_id"], erased),
-        ("ix_account_spent", "account", ["owner_kind", "created_at", "owner_id", "spent"], customer),
-    ):
-        op.create_index(name, table, columns, unique=False, sqlite_where=where, postgresql_where=where)
+    op.create_index(
+        "ix_users_living",
+        "users",
+        ["created_at", "id", "email_key", "name"],
+        unique=False,
+        sqlite_where=living,
+        postgresql_where=living,
+    )
+    op.create_index(
+        "ix_users_erased", "users", ["account_id"], unique=False, sqlite_where=erased, postgresql_where=erased
+    )
+    op.create_index("ix_account_spent", "account", ["owner_kind", "created_at", "owner_id", "spent"], unique=False)
