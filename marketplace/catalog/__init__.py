@@ -1,0 +1,1 @@
+"""What may be rented: types of machines, their variants, and the datacenters that they are in."""

@@ -1,0 +1,1 @@
+"""Saved environments: disks of ended virtual machines, within their grace."""

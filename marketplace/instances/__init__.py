@@ -1,0 +1,1 @@
+"""Instances: virtual machines and containers that somebody rents."""

@@ -1,0 +1,1 @@
+"""Networks of datacenters, their addresses, and the ports that nodes publish."""

@@ -1,0 +1,1 @@
+"""Nodes: the machines of providers, and what their agents tell of them."""

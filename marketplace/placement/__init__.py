@@ -1,0 +1,1 @@
+"""Who has which part of which node: arithmetic, choice, claims and leases."""

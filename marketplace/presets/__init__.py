@@ -1,0 +1,1 @@
+"""Presets: shapes of custom instances that a person rented before."""

@@ -1,0 +1,1 @@
+"""Quotas: capacity of one node that is set aside for one holder."""

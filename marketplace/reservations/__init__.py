@@ -1,0 +1,1 @@
+"""Reservations: time that is paid before it is used."""

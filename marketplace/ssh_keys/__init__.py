@@ -1,0 +1,1 @@
+"""Public SSH keys that people keep here by name."""

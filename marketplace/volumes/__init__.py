@@ -1,0 +1,1 @@
+"""Volumes: disks that outlive the instances that they are attached to."""
