@@ -69,7 +69,10 @@ def give_back(context: Context, paid: Payment, begun: Refund) -> None:
     if given.state == "failed":
         fail_refund(context, begun)
     elif given.state == "succeeded":
-        context.database.transact(lambda unit: refunds.succeed(unit, begun.id, given.reference))
+        now, random = context.clock(), context.random
+        context.database.transact(
+            lambda unit: refunds.succeed(unit, paid, begun.id, given.reference, now=now, random=random)
+        )
 
 
 def take_over(context: Context, payment_id: str, intent: Intent) -> service.Outcome:

@@ -1,4 +1,4 @@
-"""Receipts by mail: for every payment, and for what is given back."""
+"""Receipts by mail: for every payment, for what is given back, and where that fails."""
 
 from __future__ import annotations
 
@@ -25,6 +25,12 @@ def send_refund(unit: WriteUnit, paid: Payment, given: Refund, *, now: int, rand
     """Tell whoever paid that money goes back, once."""
     values = {"amount": units(given.amount_cents), "paid": units(paid.amount_cents), "reason": given.reason}
     _send(unit, paid, "refund", f"refund:{given.id}", values, now, random)
+
+
+def send_refund_failed(unit: WriteUnit, paid: Payment, given: Refund, *, now: int, random: Random) -> None:
+    """Tell whoever was told of a refund that it failed, and where the money is now, once."""
+    values = {"amount": units(given.amount_cents), "paid": units(paid.amount_cents)}
+    _send(unit, paid, "refund-failed", f"refund-failed:{given.id}", values, now, random)
 
 
 def _send(

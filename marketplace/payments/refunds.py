@@ -82,14 +82,18 @@ def take_over(unit: WriteUnit, paid: Payment, refunded_cents: int, *, now: int, 
     return True
 
 
-def succeed(unit: WriteUnit, refund_id: str, reference: str) -> None:
-    """The provider gave the money back."""
+def succeed(unit: WriteUnit, paid: Payment, refund_id: str, reference: str, *, now: int, random: Random) -> None:
+    """The provider gave the money back: whoever paid is told, once."""
     mine = (payment_refund.c.id == refund_id, payment_refund.c.state == "pending")
-    unit.execute(update(payment_refund).where(*mine).values(state="succeeded", reference=reference))
+    if unit.execute(update(payment_refund).where(*mine).values(state="succeeded", reference=reference)).rowcount:
+        given = find(unit, refund_id)
+        assert given is not None, "it was just changed"
+        receipts.send_refund(unit, paid, given, now=now, random=random)
 
 
 def fail(unit: WriteUnit, paid: Payment, refund_id: str, *, now: int, random: Random) -> bool:
-    """The provider did not give the money back: the account has it again, once. The payment is locked."""
+    """The provider did not give the money back: the account has it again, once. Whoever was told that it goes back is
+    told that it does not. The payment is locked."""
     found = find(unit, refund_id)
     if found is None or found.state == "failed" or found.payment_id != paid.id:
         return False
@@ -111,6 +115,8 @@ def fail(unit: WriteUnit, paid: Payment, refund_id: str, *, now: int, random: Ra
     )
     changed = update(payment_refund).where(payment_refund.c.id == refund_id)
     unit.execute(changed.values(state="failed", undone_tx_id=posted.tx_id))
+    if found.state == "succeeded":
+        receipts.send_refund_failed(unit, paid, found, now=now, random=random)
     return True
 
 
@@ -159,5 +165,6 @@ def _post(
         checked_at=now,
     )
     unit.execute(insert(payment_refund).values(**msgspec.structs.asdict(made)))
-    receipts.send_refund(unit, paid, made, now=now, random=random)
+    if made.state == "succeeded":
+        receipts.send_refund(unit, paid, made, now=now, random=random)
     return made

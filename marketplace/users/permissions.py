@@ -95,7 +95,16 @@ OF_ROLE: dict[Role, frozenset[Permission]] = {
 """Everybody looks after what is their own; a provider also sees its people and customers; a read-only admin sees what
 is others', but no passwords of machines, and changes nothing there."""
 
-OF_TEAM_KEY = frozenset({Permission.AUTH_SELF, Permission.TEAMS_READ, Permission.ACCOUNT_READ, Permission.EVENTS_READ})
+OF_TEAM_KEY = frozenset(
+    {
+        Permission.AUTH_SELF,
+        Permission.TEAMS_READ,
+        Permission.ACCOUNT_READ,
+        Permission.PAYMENTS_READ,
+        Permission.PAYMENTS_CREATE,
+        Permission.EVENTS_READ,
+    }
+)
 """A team's key speaks for the team, not for one of its people."""
 
 OF_SERVICE_KEY = frozenset({Permission.SERVICES_CHARGE})

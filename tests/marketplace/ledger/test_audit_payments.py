@@ -37,7 +37,7 @@ def till(shop: Shop) -> Till:
         paid, other = _paid(shop, unit, account, 2000), _paid(shop, unit, account, 900)
         pending = _begun(shop, unit, account, 700)
         given = refunds.begin(unit, paid, 500, reason="", now=shop.tick(), random=shop.random)
-        refunds.succeed(unit, given.id, "re_1")
+        refunds.succeed(unit, paid, given.id, "re_1", now=shop.tick(), random=shop.random)
         failed = refunds.begin(unit, paid, 100, reason="", now=shop.tick(), random=shop.random)
         assert refunds.fail(unit, paid, failed.id, now=shop.tick(), random=shop.random)
         assert refunds.take_over(unit, paid, 2000, now=shop.tick(), random=shop.random)
