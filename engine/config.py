@@ -58,27 +58,3 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """CPU threads of the engine process; 0 takes all cores."""
     usage_retention_s: int = 86_400
     """How long final token counts stay readable by request id, in seconds."""
-
-
-def option_help(field: str) -> str:
-    """Return the help text of an EngineConfig field: the docstring that follows it in this file's source."""
-    texts = _field_docs()
-    return texts[field]
-
-
-def _field_docs() -> dict[str, str]:
-    import ast
-    import inspect
-
-    body = ast.parse(inspect.getsource(EngineConfig)).body[0]
-    assert isinstance(body, ast.ClassDef)
-    docs: dict[str, str] = {}
-    for node, following in zip(body.body, body.body[1:], strict=False):
-        if (
-            isinstance(node, ast.AnnAssign)
-            and isinstance(node.target, ast.Name)
-            and isinstance(following, ast.Expr)
-            and isinstance(following.value, ast.Constant)
-        ):
-            docs[node.target.id] = str(following.value.value)
-    return docs

@@ -6,11 +6,9 @@ from __future__ import annotations
 
 import msgspec
 
-from gateway.admission.token_rate import Allowance, TokenRate
+from gateway.admission.token_rate import MINUTE_US, Allowance, TokenRate
 
 __all__ = ["Allowance", "KeyLimits", "Limited", "RequestRate"]
-
-MINUTE_US = 60_000_000
 
 
 class Limited(msgspec.Struct, frozen=True):

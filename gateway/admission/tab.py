@@ -95,8 +95,8 @@ class Tab:
 
     def cancel(self) -> None:
         """The request never began; changes nothing once its charge is followed."""
-        if self._charge is None:
-            self._end(0, Tokens())
+        if self._charge is None and self._closes(Tokens()) and self.budget is not None:
+            self.budget.end(0)
 
     def close(self) -> None:
         """The answer is over: learn of an end that its charge did not ask for."""
@@ -134,12 +134,7 @@ class Tab:
     def _await_end(self, charge: Charge, used: Tokens) -> None:
         """The tokens are known now; the money when the settlement is durable."""
         assert charge.end is not None, "an end was queued"
-        if self._closed:
-            return
-        self._closed = True
-        if self.tokens is not None:
-            self.tokens.end(used)
-        if self.budget is not None:
+        if self._closes(used) and self.budget is not None:
             charge.end.add_done_callback(self._settled)
 
     def _settled(self, done: asyncio.Future[Settlement | None]) -> None:
@@ -150,11 +145,11 @@ class Tab:
         assert self.budget is not None
         self.budget.end(0 if settlement is None else settlement.cost)
 
-    def _end(self, cost: int, used: Tokens) -> None:
+    def _closes(self, used: Tokens) -> bool:
+        """Give back the tokens that were not used; False when the tab was closed before."""
         if self._closed:
-            return
+            return False
         self._closed = True
         if self.tokens is not None:
             self.tokens.end(used)
-        if self.budget is not None:
-            self.budget.end(cost)
+        return True

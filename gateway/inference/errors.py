@@ -173,24 +173,16 @@ def rate_limited(message: str, retry_after_s: float, kind: str = "requests", hea
 
 def overloaded(message: str, retry_after_s: float = 1.0) -> ApiError:
     """The model's queue is full: the server's limit, not the caller's."""
-    return ApiError(
-        503,
-        message,
-        type="service_unavailable_error",
-        code="server_is_overloaded",
-        headers=retry_after(retry_after_s),
-    )
+    return _later("server_is_overloaded", message, retry_after_s)
 
 
 def unavailable(message: str, retry_after_s: float = 5.0) -> ApiError:
     """The engine or the journal cannot serve now."""
-    return ApiError(
-        503,
-        message,
-        type="service_unavailable_error",
-        code="service_unavailable",
-        headers=retry_after(retry_after_s),
-    )
+    return _later("service_unavailable", message, retry_after_s)
+
+
+def _later(code: str, message: str, retry_after_s: float) -> ApiError:
+    return ApiError(503, message, type="service_unavailable_error", code=code, headers=retry_after(retry_after_s))
 
 
 def internal(message: str = "The server had an error while processing your request.") -> ApiError:

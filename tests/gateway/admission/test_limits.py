@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.admission.limits import MINUTE_US, Allowance, KeyLimits, Limited, RequestRate
+from gateway.admission.limits import Allowance, KeyLimits, Limited, RequestRate
+from gateway.admission.token_rate import MINUTE_US
 
 
 def test_a_minutes_worth_at_once_then_one_per_interval() -> None:
