@@ -10,11 +10,12 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 import openai
@@ -30,34 +31,51 @@ START_S = 60.0
 class Process:
     """One `headrace serve` with a scripted engine."""
 
-    def __init__(self, data: Path, log: Path, model: str, port: int, options: tuple[str, ...]) -> None:
-        self.log = log
+    def __init__(self, data: Path, model: str, port: int, options: tuple[str, ...]) -> None:
         self.port = port
-        self._output: IO[bytes] = log.open("wb")
         argv = [sys.executable, "-m", "gateway.cli", "serve", "--port", str(port), "--data", str(data)]
         self.process = subprocess.Popen(
-            [*argv, "--model", model, *options], stdout=self._output, stderr=subprocess.STDOUT
+            [*argv, "--model", model, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
+        self._lines: list[str] = []
+        self._ended = False
+        self._heard = threading.Condition()
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as lines:
+            for line in lines:
+                with self._heard:
+                    self._lines.append(line)
+                    self._heard.notify_all()
+        with self._heard:
+            self._ended = True
+            self._heard.notify_all()
 
     @property
     def said(self) -> str:
-        return self.log.read_text()
+        """Everything so far; everything at all once the process has ended."""
+        if self.process.poll() is not None:
+            self._listener.join(START_S)
+        with self._heard:
+            return "".join(self._lines)
+
+    def until_said(self, words: str) -> None:
+        """Return when it has said something. Fails when it ends before."""
+        with self._heard:
+            self._heard.wait_for(lambda: self._ended or any(words in line for line in self._lines), START_S)
+        assert words in self.said, self.said
 
     def wait_ready(self) -> None:
-        until = time.monotonic() + START_S
-        while "serves" not in self.said:
-            assert self.process.poll() is None, self.said
-            assert time.monotonic() < until, self.said
-            try:
-                self.process.wait(0.02)
-            except subprocess.TimeoutExpired:
-                continue
+        self.until_said("serves")
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         if self.process.poll() is None:
             self.process.send_signal(number)
         status = self.process.wait(60)
-        self._output.close()
+        self._listener.join(START_S)
         return status
 
     def get(self, path: str) -> bytes:
@@ -87,10 +105,8 @@ def serve(tmp_path: Path, tiny_model: ModelSource) -> Iterator[Serve]:
         described = {"tokens": 8, "reply": reply, "eos": 257, "vocab_size": 258, **(script or {})}
         text = msgspec.json.encode(Script(**described)).decode()
         engine = shlex.join([sys.executable, "-m", "engine.scripted", "--script", text])
-        log = tmp_path / f"log-{len(running)}"
         made = Process(
             tmp_path / data,
-            log,
             model or str(tiny_model.path),
             port or free_port(),
             ("--engine-command", engine, *options),
@@ -203,6 +219,29 @@ def test_streams_that_outlast_the_drain_end_with_an_error_free_of_charge(serve: 
     assert audited.returncode == 0, audited.stdout
 
 
+def test_a_mail_is_in_the_data_folder_and_its_link_in_the_log(serve: Serve, tmp_path: Path) -> None:
+    house = serve("--public-url", "https://h.example", "--mail-from", "The House <house@h.example>")
+    house.wait_ready()
+    body = json.dumps({"name": "Ada", "email": "ada@example.com", "password": "correct horse battery"}).encode()
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{house.port}/api/v1/users/register", body, {"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        assert json.loads(answer.read()) == {"accepted": True}
+    until = time.monotonic() + START_S
+    while "https://h.example/verify-email#token=" not in house.said:
+        assert time.monotonic() < until and house.process.poll() is None, house.said
+        try:
+            house.process.wait(0.02)
+        except subprocess.TimeoutExpired:
+            continue
+    (letter,) = (tmp_path / "data" / "mail").iterdir()
+    text = letter.read_text()
+    assert "To: ada@example.com" in text and "From: The House <house@h.example>" in text
+    assert house.said.split("#token=")[1].split()[0] in text and str(letter) in house.said
+    assert house.stop() == 0 and "Traceback" not in house.said
+
+
 def refused(house: Process) -> str:
     assert house.process.wait(START_S) == 1
     with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.1", house.port)):
@@ -215,6 +254,22 @@ def refused(house: Process) -> str:
 def test_an_engine_that_cannot_start_is_said_before_anything_listens(serve: Serve, tmp_path: Path) -> None:
     assert "the tensor is cut short" in refused(serve(script={"fail_start": "the tensor is cut short"}))
     assert not (tmp_path / "data" / "first-run.json").exists()  # the next start is still the first
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--smtp-url", "smtp://bob:hush@mail.example.com?tls=none"),
+        ("--mail-from", "nobody"),
+        ("--public-url", "headrace.example.com"),
+    ],
+)
+def test_mail_that_could_not_leave_is_said_before_anything_listens(
+    serve: Serve, tmp_path: Path, option: str, value: str
+) -> None:
+    house = serve(option, value)
+    assert refused(house).startswith(f"headrace: {option} ")
+    assert "hush" not in house.said and not (tmp_path / "data").exists()
 
 
 @pytest.mark.parametrize("damage", ["missing", "empty", "garbage", "truncated"])
@@ -235,12 +290,6 @@ def test_a_model_file_that_is_none_is_said_before_anything_listens(
 
 def test_a_stop_during_the_start_is_clean(serve: Serve) -> None:
     house = serve(script={"start_ms": 60_000.0})
-    until = time.monotonic() + START_S
-    while "Loading" not in house.said:
-        assert time.monotonic() < until
-        try:
-            house.process.wait(0.02)
-        except subprocess.TimeoutExpired:
-            continue
+    house.until_said("Loading")
     assert house.stop() == 0
     assert "Traceback" not in house.said
