@@ -23,11 +23,14 @@ $(BIN)/.dev: pyproject.toml
 serve: $(BIN)/.serve
 	@exec $(BIN)/headrace serve --host $(HOST) --port $(PORT) --data $(DATA) --model $(MODEL)
 
+# One test process a core; the tests of a file stay together, so that what they share is made once.
+TESTS := $(BIN)/python -m pytest -n auto --dist loadfile
+
 test: $(BIN)/.dev
-	$(BIN)/python -m pytest
+	$(TESTS)
 
 test-all: $(BIN)/.dev
-	$(BIN)/python -m pytest -m ''
+	$(TESTS) -m ''
 
 lint: $(BIN)/.dev
 	$(BIN)/ruff check .

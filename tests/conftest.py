@@ -17,6 +17,10 @@ from hypothesis import HealthCheck, settings
 # Triton decides when it is first imported, which any test may cause, whether kernels run in its interpreter on a CPU.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# Test processes side by side (`-n`) share the cores: torch's own threads in each would only wait for one another.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # A loaded two-core machine makes wall-clock deadlines meaningless; the number of examples bounds the time instead.
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("default")

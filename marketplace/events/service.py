@@ -66,4 +66,10 @@ def list_events(unit: ReadUnit, *, owner_id: str | None, cursor: str | None, lim
     if owner_id is not None:
         wanted = wanted.where(event.c.owner_id == owner_id)
     rows = unit.select(newest_first(wanted, event.c.at, event.c.id, cursor, limit)).all()
-    return [Event(*before, msgspec.json.decode(detail), request_id) for *before, detail, request_id in rows]
+    return [_event(*row) for row in rows]
+
+
+def _event(*columns: Any) -> Event:
+    *before, detail, request_id = columns
+    values: tuple[Any, ...] = (*before, msgspec.json.decode(detail), request_id)
+    return Event(*values)

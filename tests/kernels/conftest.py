@@ -13,6 +13,7 @@ from gguf.quants import quantize
 
 from kernels.cpu import CpuOps
 from kernels.interface import BlockQuantized, WeightPart
+from kernels.native_library import default_cache_dir
 from kernels.reference import ReferenceOps
 
 VARIANTS = {
@@ -24,9 +25,9 @@ FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 @pytest.fixture(scope="session")
-def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache folder for native builds, shared by the session's tests."""
-    return tmp_path_factory.mktemp("kernels")
+def kernel_cache() -> Path:
+    """The user's cache of native builds: a build's name hashes everything that went into it, so none is stale."""
+    return default_cache_dir()
 
 
 @pytest.fixture(scope="session")

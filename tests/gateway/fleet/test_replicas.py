@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -191,8 +192,12 @@ def test_delays_are_bounded() -> None:
 
 
 def children() -> set[str]:
-    """Process ids of this process's children, zombies included."""
-    return {pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+    """Process ids of this process's children, zombies included. A thread may end while its list is read."""
+    found: set[str] = set()
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found.update((task / "children").read_text().split())
+    return found
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
