@@ -227,7 +227,8 @@ class EngineCore:
             return
         for (request, _), epoch in zip(work, epochs, strict=True):
             if request.epoch == epoch:
-                self._scheduler.computed(request)
+                request.dispatch()
+                self._scheduler.computed(request, request.computed)
         self._collect(sampling, sampled)
 
     def _collect(self, sampling: list[Request], sampled: Sampled) -> None:

@@ -4,6 +4,10 @@
 
 There is no prefill or decode phase: `computed` chases `len(tokens)`, and a step that catches up samples one more token.
 Chunked prefill, prefix hits and recomputation after a preemption are the same movement from different starting points.
+
+A step is counted as computed when the device has it: whatever is handed over later finds its keys and values. The token
+that it samples stands in `tokens` as a placeholder until the host knows it, so that the next step can be decided and
+handed over before.
 """
 
 from __future__ import annotations
@@ -39,6 +43,7 @@ class Request:
     """
 
     __slots__ = (
+        "ahead",
         "arrival",
         "cached",
         "computed",
@@ -56,6 +61,7 @@ class Request:
         "queued_at",
         "rank",
         "request_id",
+        "rest",
         "row",
         "scheduled",
         "seed",
@@ -93,10 +99,14 @@ class Request:
         self.state = RequestState.WAITING
         self.epoch = 0
         self.row = -1
+        self.ahead = 0
+        """placeholders at the end of `tokens`: sampled by steps whose results the host has not seen yet"""
         self.pages: list[int] = []
         self.cached = 0
         self.computed = 0
         self.scheduled = 0
+        self.rest = len(prompt)
+        """tokens left to compute when it was queued, after the cached prefix as of then"""
         self.prompt_cached = 0
         """prompt tokens taken from the prefix cache at the first admission: what the customer is told and billed"""
         self.started = False
@@ -112,13 +122,18 @@ class Request:
 
     @property
     def generated(self) -> int:
-        """Tokens generated so far."""
-        return len(self.tokens) - self.prompt_len
+        """Tokens generated so far, as far as they are known."""
+        return len(self.tokens) - self.ahead - self.prompt_len
+
+    @property
+    def full(self) -> bool:
+        """True when its last token is on the way: there is nothing more to compute."""
+        return len(self.tokens) == self.limit
 
     @property
     def counters(self) -> Counters:
         """Cumulative counts as the sender sees them."""
-        return Counters(self.prompt_len, self.prompt_cached, len(self.tokens) - self.prompt_len, self.started)
+        return Counters(self.prompt_len, self.prompt_cached, self.generated, self.started)
 
     def admit(self, row: int, pages: list[int], hits: int, hit_tokens: int, parent_uid: int) -> None:
         """Enter the running set on device row `row` with pages for every known token.
@@ -143,6 +158,22 @@ class Request:
         if self.scheduled > len(self.tokens):
             raise RequestError(f"{self.request_id}: {self.scheduled} tokens scheduled of {len(self.tokens)}")
 
+    def dispatch(self) -> None:
+        """The device has been given the step that computes the scheduled tokens."""
+        self.computed = self.scheduled
+
+    def expect(self) -> None:
+        """The step that the device has been given samples the next token."""
+        self.tokens.append(0)
+        self.ahead += 1
+
+    def sampled(self, token: int) -> int:
+        """The oldest expected token is known. Returns the number of known tokens."""
+        known = len(self.tokens) - self.ahead
+        self.tokens[known] = token
+        self.ahead -= 1
+        return known + 1
+
     def preempt(self) -> list[int]:
         """Give up the device state and go back to wait; generated tokens are kept. Returns the pages to release."""
         if self.state is not RequestState.RUNNING:
@@ -160,6 +191,9 @@ class Request:
 
     def _leave(self) -> list[int]:
         pages, self.pages = self.pages, []
+        if self.ahead:
+            del self.tokens[-self.ahead :]
+            self.ahead = 0
         self.epoch += 1
         self.row = -1
         self.cached = self.computed = self.scheduled = 0
@@ -172,8 +206,10 @@ class Request:
         chain = (0, self.cached, self.computed, self.scheduled, len(self.tokens), self.limit)
         if any(a > b for a, b in pairwise(chain)):
             raise RequestError(f"{self.request_id}: 0 ≤ cached ≤ computed ≤ scheduled ≤ tokens ≤ limit broken: {chain}")
-        if not 0 < self.prompt_len <= len(self.tokens):
+        if not 0 < self.prompt_len <= len(self.tokens) - self.ahead:
             raise RequestError(f"{self.request_id}: prompt of {self.prompt_len} in {len(self.tokens)} tokens")
+        if self.ahead and self.state is not RequestState.RUNNING:
+            raise RequestError(f"{self.request_id}: {self.state.value} with {self.ahead} tokens expected")
         if not 0 <= self.prompt_cached < self.prompt_len:
             raise RequestError(f"{self.request_id}: {self.prompt_cached} of {self.prompt_len} prompt tokens cached")
         if (self.state is RequestState.RUNNING) != (self.row >= 0):

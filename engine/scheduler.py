@@ -106,6 +106,8 @@ def decide(view: View, limits: Limits) -> Decision:
     for i, request in enumerate(running):
         if i >= end:
             break
+        if request.full:
+            continue
         computed = request.computed
         if len(request.tokens) - computed != 1:
             chunked.append((i, request))
@@ -237,13 +239,12 @@ class Scheduler:
         insort(self.waiting, request, key=_rank)
         return row
 
-    def computed(self, request: Request) -> None:
-        """The step that held request's scheduled tokens has run: count them, and publish the pages they filled."""
-        request.computed = request.scheduled
+    def computed(self, request: Request, end: int) -> None:
+        """A step has run that computed request's tokens up to `end`: publish the pages they filled."""
         request.started = True
         if not self.pool.prefix_cache:
             return
-        full = request.computed // self.limits.page_size
+        full = end // self.limits.page_size
         while request.published < full:
             index = request.published
             request.parent_uid = self.pool.publish(

@@ -245,7 +245,8 @@ def run_world(limits: Limits, pages: int, arrivals: list[Arrival]) -> tuple[dict
         preemptions += len(applied.preempted)
         assert len({id(w.request) for w in applied.work}) == len(applied.work)
         for request, _ in applied.work:
-            scheduler.computed(request)
+            request.dispatch()
+            scheduler.computed(request, request.computed)
             if request.computed == len(request.tokens):
                 request.tokens.append(next_token(request.tokens))
                 if len(request.tokens) == request.limit:
