@@ -1,0 +1,87 @@
+"""What an instance may become, pure: its status, and what may be asked of a virtual machine."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Literal
+
+from marketplace.agent.wire import Cause, Power, Want
+from marketplace.events.transitions import Machine, Moves
+from marketplace.instances.tables import instance
+
+Status = Literal["Initializing", "Active", "Deactivating", "Inactive", "Failed"]
+LIVE: frozenset[Status] = frozenset({"Initializing", "Active", "Deactivating"})
+OVER: frozenset[Status] = frozenset({"Inactive", "Failed"})
+
+MOVES: Moves = MappingProxyType(
+    {
+        # Its node says that it failed, and that nothing of it is left.
+        ("Initializing", "fail"): "Failed",
+        # It took too long, or cannot be: it is taken down first, and has failed once it is gone.
+        ("Initializing", "give_up"): "Deactivating",
+        ("Deactivating", "fail"): "Failed",
+        ("Initializing", "ready"): "Active",
+        ("Initializing", "terminate"): "Deactivating",
+        ("Initializing", "force_drain"): "Deactivating",
+        ("Initializing", "node_lost"): "Failed",
+        ("Active", "terminate"): "Deactivating",
+        ("Active", "force_drain"): "Deactivating",
+        ("Active", "out_of_funds"): "Deactivating",
+        # Its machine vanished from a node that is heard.
+        ("Active", "missing"): "Deactivating",
+        ("Deactivating", "gone"): "Inactive",
+        ("Deactivating", "node_lost"): "Inactive",
+        # The same for one that was failing.
+        ("Deactivating", "node_lost_failing"): "Failed",
+        ("Failed", "terminate"): "Inactive",
+    }
+)
+MACHINE = Machine("instances", instance, "status", MOVES)
+
+Action = Literal["start", "stop", "pause", "resume", "reset"]
+ASKED: frozenset[Action] = frozenset({"start", "stop", "pause", "resume", "reset"})
+_WANTS: MappingProxyType[tuple[str, Action], Want] = MappingProxyType(
+    {
+        ("Shutoff", "start"): "Running",
+        ("Crashed", "start"): "Running",
+        ("Running", "stop"): "Stopped",
+        ("Blocked", "stop"): "Stopped",
+        ("Paused", "stop"): "Stopped",
+        ("Crashed", "stop"): "Stopped",
+        ("Running", "pause"): "Paused",
+        ("Blocked", "pause"): "Paused",
+        ("Paused", "resume"): "Running",
+        ("Running", "reset"): "Running",
+        ("Blocked", "reset"): "Running",
+        ("Paused", "reset"): "Running",
+        ("Crashed", "reset"): "Running",
+    }
+)
+_AFTER: MappingProxyType[Want, Power] = MappingProxyType(
+    {"Running": "Running", "Stopped": "Shutoff", "Paused": "Paused"}
+)
+
+FAILURES: MappingProxyType[Cause, str] = MappingProxyType(
+    {
+        "BadImage": "DockerImagePullFailed",
+        "BadCommand": "DockerCommandFailed",
+        "VmBootFailed": "VmBootFailed",
+        "PlatformError": "PlatformError",
+    }
+)
+"""What nodes call a failure, and what its renter reads."""
+
+
+def state_of(power: str, want: Want, *, settled: bool) -> str:
+    """The state that a virtual machine is in, or is on its way to while its node has not carried out what is wanted."""
+    return power if settled and power else _AFTER.get(want, "NoState")
+
+
+def asked(state: str, action: Action) -> Want | None:
+    """What its node should make of a virtual machine in that state; None for what cannot be asked of it."""
+    return _WANTS.get((state, action))
+
+
+def starts_at_once(kind: str, *, exempt: bool) -> bool:
+    """Whether it is active as soon as it runs: containers signal nothing, and what costs nothing need not wait."""
+    return kind == "Container" or exempt
