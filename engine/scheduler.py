@@ -1,12 +1,20 @@
 """What the next step computes. `decide` is a pure function of plain data; `Scheduler` holds the queues and applies a
 decision.
 
-One token budget per step. Running requests come first: those that need one token (decode), then those whose prompt is
-still being computed, in chunks. What is left of the budget admits waiting requests strictly in order of rank (priority,
-then arrival), whole or in chunks. A request is admitted only when pages for all of its tokens can be set aside at once,
-above a watermark that is left for the growth of those already running; so an admitted prompt never stalls half-way.
+One budget per step: tokens, and time where a longest step is set. Running requests come first: those that need one
+token (decode), then those whose prompt is still being computed, in chunks. What is left of the budget admits waiting
+requests strictly in order of rank (priority, then arrival), whole or in chunks. A request is admitted only when pages
+for all of its tokens can be set aside at once, above a watermark that is left for the growth of those already running;
+so an admitted prompt never stalls half-way.
 
-Nobody starves. Waiting requests are never overtaken by a lower rank. When a running request needs a page and none is
+A share of what the decodes leave is the fast lane: it goes to those who have little left to compute, the shortest rest
+first, whether they run or wait; what the lane does not need goes to the others. So a short question, or a long one
+whose beginning is cached, does not wait for the long prompts ahead of it. Overtaking is safe for who is overtaken: a
+row and the pages of the first in the queue are set aside before anyone overtakes it, and nobody does when they cannot
+be.
+
+Nobody starves. The first of those who wait for prompt tokens gets all that the fast lane leaves, in every step; a first
+that finds no room is not overtaken. When a running request needs a page and none is
 left, the running request of the lowest rank is preempted, so the first of all is never preempted and, because one
 sequence of the largest size fits into the pool, always finishes; then there is another first. A step that preempts
 admits nobody, and a preempted request needs all of its pages back at once, so two requests cannot take turns at
@@ -15,15 +23,20 @@ throwing each other out.
 
 from __future__ import annotations
 
-from bisect import insort
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from engine.kv_cache import BlockPool, Match
+from engine.prefill import Budget, Prefill
 from engine.request import Request, RequestError, RequestState
+from engine.step_time import UNPACED, Pace, StepShape, chunk_pairs
 from engine.wire import FinishReason
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsRichComparison
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +50,18 @@ class Limits:
     page_size: int
     watermark: int = 0
     """pages that an admission leaves free while anything runs"""
+    fast_share: float = 0.0
+    """part of the prefill of each step that the fast lane may take; 0: there is none"""
+    fast_tokens: int = 256
+    """most tokens left to compute with which a request is in the fast lane"""
+    least_prefill: int = 16
+    """prompt tokens that a step computes however long they take, so that prompts advance beside any decodes"""
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_running <= self.step_tokens:
             raise ValueError(f"max_running {self.max_running} must be between 1 and step_tokens {self.step_tokens}")
+        if not 0 <= self.fast_share < 1:
+            raise ValueError(f"fast_share {self.fast_share} must be at least 0 and below 1")
 
 
 class Candidate(NamedTuple):
@@ -62,6 +83,8 @@ class View:
     """pages that nobody owns"""
     refcounts: Sequence[int]
     """owners of each page"""
+    short: Iterable[Candidate] = ()
+    """of the waiting, those in the fast lane, the shortest first; lazy, too"""
 
 
 class Work(NamedTuple):
@@ -93,7 +116,7 @@ class Decision:
         return sum(w.tokens for w in self.work) + sum(a.tokens for a in self.admit)
 
 
-def decide(view: View, limits: Limits) -> Decision:
+def decide(view: View, limits: Limits, pace: Pace = UNPACED) -> Decision:
     """Return the next step for `view`. Pure: same arguments, same answer, nothing changed."""
     page_size = limits.page_size
     running = view.running
@@ -102,6 +125,7 @@ def decide(view: View, limits: Limits) -> Decision:
     dropped: dict[int, int] = {}
     work: list[Work] = []
     chunked: list[tuple[int, Request]] = []
+    context = 0
     end = len(running)  # running[end:] is preempted
     for i, request in enumerate(running):
         if i >= end:
@@ -121,41 +145,35 @@ def decide(view: View, limits: Limits) -> Decision:
                 break  # it was the lowest rank itself
             available -= 1
         work.append(Work(request, 1))
-    budget = limits.step_tokens - len(work)
-    for i, request in chunked:
-        if budget == 0 or i >= end:
-            break
-        count = min(len(request.tokens) - request.computed, budget)
-        work.append(Work(request, count))
-        budget -= count
-    if preempt:
-        return Decision(preempt, work)
-    return Decision(preempt, work, _admissions(view, limits, budget, available))
+        context += computed + 1
+    decodes = len(work)
+    prefill = Prefill(
+        view,
+        limits,
+        Budget(
+            tokens=limits.step_tokens - decodes,
+            seconds=pace.seconds - pace.cost.seconds(StepShape(decodes, decodes, context, 0)),
+            floor=limits.least_prefill,
+            cost=pace.cost,
+        ),
+        available,
+    )
+    prefill.compute([request for i, request in chunked if i < end], admitting=not preempt)
+    work += [Work(request, count) for request, count in prefill.chunks()]
+    return Decision(preempt, work, [Admission(*admission) for admission in prefill.admissions()])
 
 
-def _admissions(view: View, limits: Limits, budget: int, available: int) -> list[Admission]:
-    admit: list[Admission] = []
-    rows = limits.max_running - len(view.running)
-    if budget <= 0 or rows <= 0:
-        return admit
-    taken: set[int] = set()
-    for request, match in view.waiting:
-        # Cached pages that nobody owns leave the available ones just as new pages do.
-        idle = {page for page in match.pages if view.refcounts[page] == 0} - taken
-        length = len(request.tokens)
-        need = -(-length // limits.page_size) - len(match.pages) + len(idle)
-        reserve = limits.watermark if view.running or admit else 0
-        if need + reserve > available:
-            break  # nobody overtakes
-        count = min(length - len(match.pages) * limits.page_size, budget)
-        admit.append(Admission(request, match, count))
-        taken |= idle
-        available -= need
-        budget -= count
-        rows -= 1
-        if budget == 0 or rows == 0:
-            break
-    return admit
+def shape_of(work: Iterable[Work]) -> StepShape:
+    """Shape of a step that has been scheduled."""
+    requests = tokens = context = pairs = 0
+    for request, count in work:
+        requests += 1
+        tokens += count
+        if count == 1:
+            context += request.scheduled
+        else:
+            pairs += chunk_pairs(request.scheduled - count, count)
+    return StepShape(requests, tokens, context, pairs)
 
 
 def _released(request: Request, refcounts: Sequence[int], dropped: dict[int, int]) -> int:
@@ -188,19 +206,36 @@ class Scheduler:
         self.pool = pool
         self.running: list[Request] = []
         self.waiting: list[Request] = []
+        self.short: list[Request] = []
+        """of the waiting, those in the fast lane, the shortest first"""
         self._free_rows = list(range(limits.max_running - 1, -1, -1))
 
     def add(self, request: Request) -> None:
         """Queue a request."""
+        request.rest = len(request.tokens)
+        if self.limits.fast_share:
+            match = self.pool.match(request.keys, request.tokens)
+            request.rest -= len(match.pages) * self.limits.page_size
+            if request.rest <= self.limits.fast_tokens:
+                insort(self.short, request, key=_rest_waiting)
         insort(self.waiting, request, key=_rank)
 
     def view(self) -> View:
         """The present state, for `decide`."""
-        return View(self.running, self._candidates(), self.pool.available, self.pool.refcounts)
+        pool = self.pool
+        return View(
+            self.running, self._candidates(self.waiting), pool.available, pool.refcounts, self._candidates(self.short)
+        )
 
-    def _candidates(self) -> Iterator[Candidate]:
-        for request in self.waiting:
+    def _candidates(self, queue: list[Request]) -> Iterator[Candidate]:
+        for request in queue:
             yield Candidate(request, self.pool.match(request.keys, request.tokens))
+
+    def _leave_queue(self, request: Request) -> None:
+        """Take a request from those who wait."""
+        del self.waiting[_find(self.waiting, request, _rank)]
+        if self.short and (at := _find(self.short, request, _rest_waiting)) >= 0:
+            del self.short[at]
 
     def apply(self, decision: Decision) -> Applied:
         """Move requests and pages as decided. The order matters: preempted pages come back first; then cached pages are
@@ -224,7 +259,7 @@ class Scheduler:
         request, match, count = admission
         hits = len(match.pages)
         total = -(-len(request.tokens) // self.limits.page_size)
-        self.waiting.remove(request)
+        self._leave_queue(request)
         pages = match.pages + self.pool.allocate(total - hits)
         request.admit(self._free_rows.pop(), pages, hits, hits * self.limits.page_size, match.uid)
         request.schedule(count)
@@ -236,6 +271,7 @@ class Scheduler:
         self.running.remove(request)
         self._free_rows.append(row)
         self.pool.release(request.preempt())
+        request.rest = len(request.tokens)
         insort(self.waiting, request, key=_rank)
         return row
 
@@ -261,7 +297,7 @@ class Scheduler:
             self.running.remove(request)
             self._free_rows.append(request.row)
         else:
-            self.waiting.remove(request)
+            self._leave_queue(request)
         pages = request.finish(reason)
         if reason == "error":
             self.pool.retract(pages)
@@ -280,8 +316,20 @@ class Scheduler:
                     raise RequestError(f"{request.request_id} is {request.state.value} in the wrong queue")
             if any(a.rank >= b.rank for a, b in pairwise(queue)):
                 raise RequestError("a queue is out of order")
+        if not set(self.short) <= set(self.waiting) or len(set(self.short)) != len(self.short):
+            raise RequestError("the fast lane holds somebody who does not wait")
         self.pool.check(request.pages for request in self.running)
 
 
 def _rank(request: Request) -> tuple[int, int]:
     return request.rank
+
+
+def _rest_waiting(request: Request) -> tuple[int, tuple[int, int]]:
+    return request.rest, request.rank
+
+
+def _find(queue: list[Request], request: Request, key: Callable[[Request], SupportsRichComparison]) -> int:
+    """Index of a request in a queue ordered by `key`; −1 where it is not."""
+    at = bisect_left(queue, key(request), key=key)
+    return at if at < len(queue) and queue[at] is request else -1
