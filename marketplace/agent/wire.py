@@ -180,6 +180,8 @@ class Desired(msgspec.Struct, frozen=True, kw_only=True):
     disabled_gpus: list[str] = []
     """PCI slots that people took out of service"""
     leases: list[LeaseGrant] = []
+    erased_volumes: list[str] = []
+    """ids of volumes whose disks the node removes"""
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
