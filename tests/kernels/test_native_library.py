@@ -25,7 +25,15 @@ def test_a_second_load_uses_the_file_of_the_first(
     monkeypatch.setattr(native_library, "_compile", refuse)
     assert build(kernel_cache) == path
     assert path.stat().st_mtime_ns == before
-    assert not [other for other in kernel_cache.iterdir() if not other.name.startswith("headrace-")]
+
+
+def test_a_build_leaves_the_library_alone_in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources, cache = tmp_path / "sources", tmp_path / "cache"
+    sources.mkdir()
+    (sources / "one.c").write_text("int one(void) { return 1; }")
+    monkeypatch.setattr(native_library, "SOURCES", sources)
+    path = build(cache)
+    assert list(cache.iterdir()) == [path] and path.name.startswith("headrace-")
 
 
 def test_other_flags_and_other_sources_have_other_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
