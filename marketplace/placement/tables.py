@@ -21,11 +21,12 @@ claim = Table(
     Column("instance_id", Text, ForeignKey("instance.id"), primary_key=True),
     Column("node_id", Text, ForeignKey("node.id"), nullable=False),
     Column("gpus", BigInteger, nullable=False, comment="GPUs that it has slices of"),
-    Column("vcpu", BigInteger, nullable=False),
+    Column("threads", BigInteger, nullable=False, comment="hardware threads that its vCPUs take"),
     Column("dram", BigInteger, nullable=False, comment="bytes, rounded up to whole pages where it has any"),
     Column("disk", BigInteger, nullable=False, comment="bytes"),
     Column("cpu_policy", Text, nullable=False),
     Column("hugepages", Text, nullable=False, comment="JSON: NUMA node to 1 GiB pages"),
+    Column("cpus", Text, nullable=False, comment="JSON: NUMA node to threads, as they are in cpu_claim"),
     Column("quota_id", Text, ForeignKey("quota.id"), nullable=True, comment="the quota that covers it"),
     Column("zombie", Boolean, nullable=False, comment="its owner is over, but its node never said that it is gone"),
     Column("created_at", BigInteger, nullable=False),
@@ -64,6 +65,7 @@ inference_lease = Table(
     Column("created_at", BigInteger, nullable=False),
     Column("expires_at", BigInteger, nullable=False),
     Column("revoke_at", BigInteger, nullable=True, comment="by when it must be gone; null while nobody needs it"),
+    Column("refused", Text, nullable=True, comment="why it has no GPUs"),
     Column("released_at", BigInteger, nullable=True),
 )
 Index(

@@ -583,6 +583,7 @@ def create_tables_4() -> None:
         sa.Column(
             "revoke_at", sa.BigInteger(), nullable=True, comment="by when it must be gone; null while nobody needs it"
         ),
+        sa.Column("refused", sa.Text(), nullable=True, comment="why it has no GPUs"),
         sa.Column("released_at", sa.BigInteger(), nullable=True),
         sa.ForeignKeyConstraint(["node_id"], ["node.id"], name=op.f("fk_inference_lease_node_id")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_inference_lease")),
@@ -883,11 +884,12 @@ def create_tables_7() -> None:
         sa.Column("instance_id", sa.Text(), nullable=False),
         sa.Column("node_id", sa.Text(), nullable=False),
         sa.Column("gpus", sa.BigInteger(), nullable=False, comment="GPUs that it has slices of"),
-        sa.Column("vcpu", sa.BigInteger(), nullable=False),
+        sa.Column("threads", sa.BigInteger(), nullable=False, comment="hardware threads that its vCPUs take"),
         sa.Column("dram", sa.BigInteger(), nullable=False, comment="bytes, rounded up to whole pages where it has any"),
         sa.Column("disk", sa.BigInteger(), nullable=False, comment="bytes"),
         sa.Column("cpu_policy", sa.Text(), nullable=False),
         sa.Column("hugepages", sa.Text(), nullable=False, comment="JSON: NUMA node to 1 GiB pages"),
+        sa.Column("cpus", sa.Text(), nullable=False, comment="JSON: NUMA node to threads, as they are in cpu_claim"),
         sa.Column("quota_id", sa.Text(), nullable=True, comment="the quota that covers it"),
         sa.Column(
             "zombie", sa.Boolean(), nullable=False, comment="its owner is over, but its node never said that it is gone"

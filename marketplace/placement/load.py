@@ -1,0 +1,224 @@
+"""Rows to views: the nodes as placement sees them, in six queries whatever their number."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import msgspec
+from sqlalchemy import bindparam, select
+
+from marketplace.agent.inventory_wire import Inventory, MigProfile
+from marketplace.agent.wire import Capabilities
+from marketplace.nodes.tables import gpu, node
+from marketplace.placement.capacity import Amount, Standing
+from marketplace.placement.tables import claim, gpu_slice_claim, inference_lease
+from marketplace.placement.view import Core, GpuView, NodeView, Profile
+from marketplace.quotas import service as quotas
+from marketplace.store.db import ReadUnit
+
+_NODES = select(
+    node.c.id,
+    node.c.hostname,
+    node.c.provider_id,
+    node.c.datacenter_id,
+    node.c.instance_type,
+    node.c.generation,
+    node.c.status,
+    node.c.drain_state,
+    node.c.hibernated,
+    node.c.listed,
+    node.c.cpu_mode,
+    node.c.overcommit_percent,
+    node.c.inference_floor,
+    node.c.dram_reserve,
+    node.c.capabilities,
+    node.c.inventory_digest,
+).where(node.c.deleted_at.is_(None))
+_BY_ID = _NODES.where(node.c.id.in_(bindparam("ids", expanding=True)))
+_GPUS = select(
+    gpu.c.node_id,
+    gpu.c.id,
+    gpu.c.number,
+    gpu.c.pci_slot,
+    gpu.c.numa,
+    gpu.c.vram,
+    gpu.c.brand,
+    gpu.c.kernel_modules,
+    (gpu.c.pci_valid & gpu.c.present & gpu.c.healthy & gpu.c.enabled).label("usable"),
+    gpu.c.mig_enabled,
+    gpu.c.mig,
+).where(gpu.c.node_id.in_(bindparam("ids", expanding=True)))
+_SLICES = (
+    select(
+        gpu_slice_claim.c.gpu_id,
+        gpu_slice_claim.c.slice,
+        gpu_slice_claim.c.lease_id,
+        inference_lease.c.preemptible,
+    )
+    .join(inference_lease, inference_lease.c.id == gpu_slice_claim.c.lease_id, isouter=True)
+    .where(gpu_slice_claim.c.released_at.is_(None), gpu_slice_claim.c.node_id.in_(bindparam("ids", expanding=True)))
+)
+_CLAIMS = select(claim.c.node_id, claim.c.threads, claim.c.dram, claim.c.disk, claim.c.hugepages, claim.c.cpus).where(
+    claim.c.released_at.is_(None), claim.c.node_id.in_(bindparam("ids", expanding=True))
+)
+_INVENTORY = select(node.c.id, node.c.inventory).where(node.c.id.in_(bindparam("ids", expanding=True)))
+
+_MAX_KNOWN = 10_000
+_known: dict[str, Hardware] = {}
+"""Hardware by the digest of the inventory that tells of it: reading a large one takes longer than placing on it."""
+
+
+class Hardware(msgspec.Struct, frozen=True):
+    """What of an inventory placement needs."""
+
+    cores: tuple[Core, ...]
+    memory: int
+    hugepages: Mapping[int, int]
+    disk: int
+    nvswitch: bool
+
+
+class GpuMig(msgspec.Struct, frozen=True):
+    """What is kept of a GPU's MIG abilities."""
+
+    profiles: list[MigProfile] = []
+
+
+def hardware(inventory: Inventory) -> Hardware:
+    """Read an inventory."""
+    cores: dict[tuple[int, int, int], list[int]] = {}
+    for thread in inventory.cpu.threads:
+        cores.setdefault((thread.numa, thread.package, thread.core), []).append(thread.cpu)
+    return Hardware(
+        tuple(Core(numa, tuple(sorted(threads))) for (numa, _, _), threads in sorted(cores.items())),
+        inventory.memory_bytes,
+        {one.node: one.hugepages_1g for one in inventory.numa if one.hugepages_1g},
+        inventory.disk.total_bytes,
+        inventory.nvswitch,
+    )
+
+
+def views(unit: ReadUnit, now: int, node_ids: Collection[str] | None = None) -> list[NodeView]:
+    """Return nodes as they are now: these, or all."""
+    rows = unit.select(_NODES) if node_ids is None else unit.select(_BY_ID, {"ids": sorted(node_ids)})
+    nodes = {row.id: row for row in rows.all()}
+    if not nodes:
+        return []
+    ids = {"ids": list(nodes)}
+    known = _hardware_of(unit, {row.id: row.inventory_digest for row in nodes.values()})
+    gpus = _gpus(unit, ids)
+    used = _used(unit, ids)
+    held = quotas.standings(unit, nodes, now)
+    return [
+        _view(row, known[row.id], gpus.get(row.id, ()), used.get(row.id, _Used()), held.get(row.id, ()))
+        for row in nodes.values()
+    ]
+
+
+class _Used(msgspec.Struct):
+    """What claims of one node sum to."""
+
+    threads: int = 0
+    dram: int = 0
+    disk: int = 0
+    pages: dict[int, int] = msgspec.field(default_factory=dict)
+    claimed: set[int] = msgspec.field(default_factory=set)
+
+
+def _used(unit: ReadUnit, ids: dict[str, Any]) -> dict[str, _Used]:
+    found: dict[str, _Used] = {}
+    for node_id, threads, dram, disk, hugepages, cpus in unit.select(_CLAIMS, ids).all():
+        used = found.setdefault(node_id, _Used())
+        used.threads += threads
+        used.dram += dram
+        used.disk += disk
+        for numa, count in msgspec.json.decode(hugepages, type=dict[int, int]).items():
+            used.pages[numa] = used.pages.get(numa, 0) + count
+        for taken in msgspec.json.decode(cpus, type=dict[int, list[int]]).values():
+            used.claimed.update(taken)
+    return found
+
+
+def _gpus(unit: ReadUnit, ids: dict[str, Any]) -> dict[str, list[GpuView]]:
+    rented: dict[str, set[int]] = {}
+    leased: dict[str, set[int]] = {}
+    fixed: set[str] = set()
+    for gpu_id, number, lease_id, preemptible in unit.select(_SLICES, ids).all():
+        if lease_id is None:
+            rented.setdefault(gpu_id, set()).add(number)
+        else:
+            leased.setdefault(gpu_id, set()).add(number)
+            if not preemptible:
+                fixed.add(gpu_id)
+    found: dict[str, list[GpuView]] = {}
+    for row in unit.select(_GPUS, ids).all():
+        node_id, gpu_id, number, slot, numa, vram, brand, modules, usable, mig_enabled, mig = row
+        found.setdefault(node_id, []).append(
+            GpuView(
+                id=gpu_id,
+                number=number,
+                pci_slot=slot,
+                numa=numa,
+                vram=vram,
+                brand=brand,
+                modules=modules,
+                usable=bool(usable),
+                mig_enabled=mig_enabled,
+                profiles=profiles(mig) if len(mig) > 2 else {},
+                rented=frozenset(rented.get(gpu_id, ())),
+                leased=frozenset(leased.get(gpu_id, ())),
+                reclaimable=gpu_id in leased and gpu_id not in fixed,
+            )
+        )
+    for gpus in found.values():
+        gpus.sort(key=lambda one: one.number)
+    return found
+
+
+def profiles(mig: str) -> dict[str, Profile]:
+    """The MIG profiles that a GPU offers, from the column that keeps them."""
+    kept = msgspec.json.decode(mig, type=GpuMig)
+    return {one.profile: Profile(one.size, tuple(sorted(one.placements))) for one in kept.profiles}
+
+
+def _hardware_of(unit: ReadUnit, digests: dict[str, str]) -> dict[str, Hardware]:
+    missing = sorted(node_id for node_id, digest in digests.items() if digest not in _known)
+    if missing:
+        if len(_known) > _MAX_KNOWN:
+            _known.clear()
+        for node_id, text in unit.select(_INVENTORY, {"ids": missing}).all():
+            _known[digests[node_id]] = hardware(msgspec.json.decode(text, type=Inventory))
+    return {node_id: _known[digest] for node_id, digest in digests.items()}
+
+
+def _view(row: Any, known: Hardware, gpus: Collection[GpuView], used: _Used, held: Collection[Standing]) -> NodeView:
+    able = msgspec.json.decode(row.capabilities, type=Capabilities)
+    return NodeView(
+        id=row.id,
+        hostname=row.hostname,
+        provider_id=row.provider_id,
+        datacenter_id=row.datacenter_id,
+        instance_type=row.instance_type,
+        generation=row.generation,
+        status=row.status,
+        drain_state=row.drain_state,
+        hibernated=row.hibernated,
+        listed=row.listed,
+        cpu_mode=row.cpu_mode,
+        overcommit_percent=row.overcommit_percent,
+        vm=able.vm,
+        container=able.container,
+        vm_mig=able.vm_mig,
+        nvswitch=known.nvswitch,
+        inference_floor=row.inference_floor,
+        cores=known.cores,
+        memory=max(0, known.memory - row.dram_reserve),
+        hugepages=known.hugepages,
+        disk=known.disk,
+        gpus=tuple(gpus),
+        used=Amount(sum(bool(gpu.rented) for gpu in gpus), used.threads, used.dram, used.disk),
+        pages_used=used.pages,
+        threads_claimed=frozenset(used.claimed),
+        standings=tuple(held),
+    )
