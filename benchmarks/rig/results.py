@@ -11,8 +11,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import orjson
-
 from benchmarks.rig import machine
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
@@ -40,6 +38,8 @@ def provenance() -> dict[str, object]:
 
 def write(name: str, result: Mapping[str, object], folder: Path = RESULTS) -> Path:
     """Write `result` with its provenance as folder/NAME.json, replacing it whole, and return the path."""
+    import orjson  # what else is here works on a machine that has Python alone
+
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
     part = path.with_suffix(".json.part")
