@@ -3,6 +3,8 @@
 A scripted engine answers in a fixed time, so that nothing but the way is measured: HTTP, key, hold, journal, settlement
 and events on one side, the engine's own frames on the other. Both begin with a conversation: the engine takes token
 ids, so who asks it directly renders the template and tokenises, too. The same engine process answers both, in turn.
+A third in the row, for scale: a server that answers the same request at once with ready-made chunks, which is what this
+machine asks for HTTP alone.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import Any
 
 import uvloop
 
-from benchmarks.rig import results
+from benchmarks.rig import bare, results
 from benchmarks.rig.cases import WORDS, chat_body
 from benchmarks.rig.headrace import MODEL, House
 from benchmarks.rig.http import CHAT_PATH, Connection, Endpoint
@@ -82,31 +84,34 @@ async def straight(
 
 
 async def alternate(
-    house: House, endpoint: Endpoint, requests: int, warm_up: int, words: int, tokens: int
-) -> tuple[Times, Times]:
-    """Ask in turn through the gateway and straight; return the times of both without the warm-up."""
+    house: House, endpoint: Endpoint, plain: Endpoint, requests: int, warm_up: int, words: int, tokens: int
+) -> tuple[Times, Times, Times]:
+    """Ask in turn through the gateway, straight and plain HTTP; return the times of all without the warm-up."""
     tokenizer = Tokenizer.load(resolve(house.model, default_cache_dir()))
     text = " ".join(WORDS[i % len(WORDS)] for i in range(words))
     body = chat_body(endpoint.model, text, tokens)
     client = EngineClient(house.engine_socket, tokenizer)
     await client.connect()
     connection = await Connection.open(endpoint.host, endpoint.port)
-    gateway, engine = Times(), Times()
+    at_once = await Connection.open(plain.host, plain.port)
+    gateway, engine, http = Times(), Times(), Times()
     for number in range(-warm_up, requests):
         if number == 0:
-            gateway, engine = Times(), Times()
+            gateway, engine, http = Times(), Times(), Times()
         if number % 2:
             await through_gateway(connection, endpoint, body, gateway)
         await straight(client, tokenizer, f"straight-{number + warm_up}", text, tokens, engine)
         if not number % 2:
             await through_gateway(connection, endpoint, body, gateway)
+        await through_gateway(at_once, plain, body, http)
+    at_once.close()
     connection.close()
     await client.close()
-    return gateway, engine
+    return gateway, engine, http
 
 
-def rows(gateway: Times, engine: Times, first_token_ms: float) -> list[results.Row]:
-    """Return the table: both ways, and their difference pair by pair, in milliseconds."""
+def rows(gateway: Times, engine: Times, http: Times, first_token_ms: float) -> list[results.Row]:
+    """Return the table: the ways, and the gateway's difference to the engine pair by pair, in milliseconds."""
 
     def line(way: str, first: Sequence[float], whole: Sequence[float]) -> results.Row:
         return {
@@ -125,6 +130,7 @@ def rows(gateway: Times, engine: Times, first_token_ms: float) -> list[results.R
         line("through the gateway", gateway.first, gateway.whole),
         line("straight to the engine", engine.first, engine.whole),
         line("added by the gateway", added_first, added_whole),
+        line("HTTP alone", http.first, http.whole),
     ]
 
 
@@ -134,20 +140,21 @@ def measure(first_token_ms: float, options: argparse.Namespace) -> dict[str, Any
     with tempfile.TemporaryDirectory(prefix="headrace-overhead-") as folder:
         house = House(Path(folder) / "data", MODEL, script)
         server, endpoint = house.start()
-        with server:
+        beside, plain = bare.start(Path(folder), options.tokens, 0)
+        with server, beside:
             wait_until_quiet(options.quiet)
             meter = LoadMeter(server.pid)
-            gateway, engine = uvloop.run(
-                alternate(house, endpoint, options.requests, options.warm_up, options.words, options.tokens)
+            gateway, engine, http = uvloop.run(
+                alternate(house, endpoint, plain, options.requests, options.warm_up, options.words, options.tokens)
             )
             load = meter.stop()
         audited, said = house.audit()
     print(f"others used {100 * load.others_share:.0f} % of the machine; audit: {said.strip().splitlines()[-1:]}")
     return {
-        "rows": rows(gateway, engine, first_token_ms),
+        "rows": rows(gateway, engine, http, first_token_ms),
         "load": load,
         "audit_exit": audited,
-        "seconds": {"gateway": asdict(gateway), "engine": asdict(engine)},
+        "seconds": {"gateway": asdict(gateway), "engine": asdict(engine), "http": asdict(http)},
     }
 
 

@@ -2,7 +2,8 @@
 
 A scripted engine says ten tokens a second to each. Every stream has to bring every token, in order, and its usage;
 every answer has to stand in the ledger; the processor time of the gateway, and of the process that writes its ledger,
-is divided by the events that clients received.
+is divided by the events that clients received. The same client then reads as many streams from a server that does
+nothing but send, which says what of that time is the machine's price of a small write to a socket.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import uvloop
 
-from benchmarks.rig import results
+from benchmarks.rig import bare, results
 from benchmarks.rig.books import differences, read_books, seen
 from benchmarks.rig.cases import WORDS, chat_body
 from benchmarks.rig.headrace import MODEL, House
@@ -63,6 +64,18 @@ async def hold(
     return list(replies), memory
 
 
+def bare_us(options: argparse.Namespace) -> float:
+    """Return the microseconds of processor time for an event of a server that only sends, from as many streams."""
+    tokens = round(options.bare_seconds * options.rate)
+    with tempfile.TemporaryDirectory(prefix="headrace-bare-") as folder:
+        server, endpoint = bare.start(Path(folder), tokens, 1 / options.rate)
+        with server:
+            before = cpu_seconds([server.pid])
+            replies, _ = uvloop.run(hold(endpoint, options.streams, tokens, options.ramp, server.pid))
+            used = cpu_seconds([server.pid]) - before
+    return 1e6 * used / max(1, sum(len(reply.contents) for reply in replies))
+
+
 def check(replies: Sequence[Reply], tokens: int, text: str) -> list[str]:
     """Return what was lost: streams that failed, texts and counts that differ from what the engine said."""
     found = [f"stream {number}: {reply.complaint}" for number, reply in enumerate(replies) if not reply.ok]
@@ -80,6 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--rate", type=float, default=10, help="tokens per second of each stream")
     parser.add_argument("--ramp", type=float, default=5, help="seconds over which the streams begin")
+    parser.add_argument("--bare-seconds", type=float, default=15, help="how long the server that only sends is read")
     parser.add_argument("--quiet", type=float, default=0, help="wait at most this many seconds for a quiet machine")
     options = parser.parse_args(argv)
     tokens = round(options.seconds * options.rate)
@@ -99,6 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             seconds, cpu, load = time.perf_counter() - begun, cpu_seconds(ours) - cpu, meter.stop()
         books = read_books(house.database)
         audited, said = house.audit()
+    floor_us = bare_us(options)
     events = sum(len(reply.contents) for reply in replies)
     findings = check(replies, tokens, text) + differences(map(seen, replies), books, len(replies))
     if audited != 0:
@@ -116,6 +131,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "events": events,
         "us/event": 1e6 * cpu / max(1, events),
         "target": TARGET_US,
+        "bare us/event": floor_us,
         "gateway core %": 100 * cpu / seconds,
         "ttft p50 ms": 1000 * results.percentile(first, 0.5),
         "ttft p99 ms": 1000 * results.percentile(first, 0.99),
