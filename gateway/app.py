@@ -223,24 +223,24 @@ class Gateway:
             await pipeline.answer(services, exchange, CompletionAsk)
 
         async def models(exchange: Exchange) -> None:
-            key = pipeline.authenticate(services, exchange)
+            key = await pipeline.authenticate(services, exchange)
             await exchange.json(200, model_lists.list_models(services.catalogue, key))
 
         async def model(exchange: Exchange) -> None:
-            key = pipeline.authenticate(services, exchange)
+            key = await pipeline.authenticate(services, exchange)
             name = exchange.scope["path_params"]["name"]
             await exchange.json(200, model_lists.one_model(services.catalogue, key, name))
 
         reports = self._reports
 
         async def usage(exchange: Exchange) -> None:
-            await reports.usage(exchange, pipeline.authenticate(services, exchange))
+            await reports.usage(exchange, await pipeline.authenticate(services, exchange))
 
         async def key(exchange: Exchange) -> None:
-            await reports.key(exchange, pipeline.authenticate(services, exchange))
+            await reports.key(exchange, await pipeline.authenticate(services, exchange))
 
         async def credit(exchange: Exchange) -> None:
-            await reports.credits(exchange, pipeline.authenticate(services, exchange))
+            await reports.credits(exchange, await pipeline.authenticate(services, exchange))
 
         async def health(exchange: Exchange) -> None:
             await exchange.json(200, b'{"status":"alive"}')

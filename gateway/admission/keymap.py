@@ -1,11 +1,13 @@
 """Who is calling: every usable key in memory, found by its keyed hash. No request reads the database.
 
 A thread polls one integer (the keys epoch, which rises with every change of any key) and rebuilds the map when it
-moved, so a new key works and a revoked one stops working within a second. Limits in use survive a rebuild.
+moved, so a revoked key stops working within a second. A new one works at once: who presents a key that is not known
+waits for the next look. Limits in use survive a rebuild.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import ipaddress
@@ -20,6 +22,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from gateway.admission.budgets import Budget, Spending
 from gateway.admission.limits import KeyLimits
 from marketplace.keys.budgets import BudgetPeriod
+from marketplace.keys.rules import KeyFormatError, parse
 from marketplace.keys.service import KeyRow, key_epoch, load_active
 from marketplace.store import epochs
 from marketplace.store.db import Database
@@ -28,6 +31,9 @@ from marketplace.store.watch import Watch
 log = logging.getLogger(__name__)
 
 POLL_S = 0.2
+LOOK_S = 0.05
+NEW_S = 1.0
+"""How long an unknown key waits for a look at the database, at most."""
 FRESH_S = 5.0
 """A map not compared with the database for longer than this may let revoked keys in: not ready."""
 MAX_SECRET_BYTES = 256
@@ -146,6 +152,18 @@ class KeyMap:
             return None
         return state
 
+    async def recognise(self, authorization: bytes | None, x_api_key: bytes | None) -> KeyState | None:
+        """Like `authenticate`, but a well-formed key that is not known was perhaps made a moment ago: it is looked for
+        again after the next look at the database, a poll from now. Nobody else waits."""
+        state = self.authenticate(authorization, x_api_key)
+        if state is not None or self._thread is None or not _well_formed(_secret(authorization, x_api_key)):
+            return state
+        asked, wait_s = self._monotonic(), POLL_S
+        while self._compared_at <= asked and self._monotonic() < asked + NEW_S:
+            await asyncio.sleep(wait_s)
+            wait_s = LOOK_S
+        return self.authenticate(authorization, x_api_key)
+
     @property
     def fresh(self) -> bool:
         """Whether the map was compared with the database lately; part of readiness."""
@@ -244,6 +262,13 @@ def _models(names: Iterable[str] | None) -> tuple[frozenset[str] | None, tuple[s
 
 def _networks(texts: Iterable[str]) -> tuple[Network, ...]:
     return tuple(ipaddress.ip_network(network, strict=False) for network in texts)
+
+
+def _well_formed(secret: bytes | None) -> bool:
+    try:
+        return secret is not None and parse(secret.decode()).kind in PAYING
+    except (KeyFormatError, UnicodeDecodeError):
+        return False
 
 
 def _secret(authorization: bytes | None, x_api_key: bytes | None) -> bytes | None:

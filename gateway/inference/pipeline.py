@@ -78,12 +78,12 @@ class Services(msgspec.Struct, kw_only=True):
     """Those that have not ended."""
 
 
-def authenticate(services: Services, exchange: Exchange) -> KeyState:
+async def authenticate(services: Services, exchange: Exchange) -> KeyState:
     """Name the caller. Raises ApiError (401)."""
     scope_headers = exchange.scope["headers"]
     authorization = next((value for name, value in scope_headers if name == b"authorization"), None)
     x_api_key = next((value for name, value in scope_headers if name == b"x-api-key"), None)
-    key = services.keys.authenticate(authorization, x_api_key)
+    key = await services.keys.recognise(authorization, x_api_key)
     if key is None:
         raise errors.invalid_api_key(exchange.credential())
     client = exchange.scope.get("client")
@@ -94,7 +94,7 @@ def authenticate(services: Services, exchange: Exchange) -> KeyState:
 
 async def answer(services: Services, exchange: Exchange, parse: Callable[[bytes], Ask]) -> None:
     """Serve one inference request. Raises ApiError while nothing was sent, ClientGone when nobody is there any more."""
-    key = authenticate(services, exchange)
+    key = await authenticate(services, exchange)
     body = await exchange.body(services.limits.body_bytes, services.limits.body_timeout_s)
     ask = parse(body)
     if ask.ignored:

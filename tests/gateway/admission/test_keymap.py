@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import hmac
 import os
 import threading
@@ -13,6 +14,7 @@ from sqlalchemy.exc import OperationalError
 
 from gateway.admission.keymap import FRESH_S, KeyMap
 from marketplace.keys import service
+from marketplace.keys.rules import new_secret
 from marketplace.keys.tables import api_key
 from marketplace.store import epochs
 
@@ -231,6 +233,41 @@ def test_the_poll_sees_new_and_revoked_keys_within_a_second(ring: Ring) -> None:
         assert polls.seconds_until(lambda: ring.caller(secret) is None) < 1.0
     finally:
         ring.map.stop()
+
+
+def test_a_key_works_the_moment_it_is_made(ring: Ring) -> None:
+    ring.map = KeyMap(ring.database, PEPPER, ring.clocks.wall)
+    ring.map.load()
+
+    def recognised(text: str) -> Any:
+        return asyncio.run(ring.map.recognise(f"Bearer {text}".encode(), None))
+
+    _, early = ring.make()
+    assert recognised(early) is None, "nothing looks at the database, so nobody waits for it"
+    ring.map.start()
+    try:
+        for _ in range(2):
+            _, secret = ring.make()
+            assert recognised(secret).name == "mine"
+        assert recognised(secret[:-1] + ("A" if secret[-1] != "A" else "B")) is None
+        assert recognised(new_secret("user", os.urandom).text) is None
+    finally:
+        ring.map.stop()
+
+
+@pytest.mark.parametrize(
+    "header",
+    [b"Bearer hr_u_wrong", b"Bearer " + b"\xff" * 60, b"Basic x", b"Bearer " + new_secret("node", bytes).text.encode()],
+)
+def test_what_cannot_be_a_key_waits_for_nothing(ring: Ring, header: bytes) -> None:
+    ring.map.start()
+    try:
+        asked = ring.map.recognise(header, None)
+        with pytest.raises(StopIteration) as ended:
+            asked.send(None)
+    finally:
+        ring.map.stop()
+    assert ended.value.value is None
 
 
 def test_a_map_that_cannot_be_compared_any_more_is_not_fresh(ring: Ring, monkeypatch: pytest.MonkeyPatch) -> None:
