@@ -12,7 +12,14 @@ from collections.abc import Callable
 
 import msgspec
 
-from marketplace.ledger import audit_books, audit_history, audit_payments, audit_requests, audit_statements
+from marketplace.ledger import (
+    audit_books,
+    audit_history,
+    audit_payments,
+    audit_rentals,
+    audit_requests,
+    audit_statements,
+)
 from marketplace.ledger.audit_finding import Checked
 from marketplace.store.db import ReadUnit
 
@@ -46,6 +53,8 @@ CHECKS: dict[str, tuple[str, Check]] = {
     ),
     "P1": ("every payment that was made is credited once", audit_payments.paid_is_credited_once),
     "P2": ("no payment is given back beyond what was paid", audit_payments.refunds_within_payment),
+    "R1": ("every meter charged its time at its rate, rounded once", audit_rentals.meters_charge_their_time),
+    "R2": ("every deposit ended once, and what was captured was charged", audit_rentals.deposits_ended_once),
     "J1": ("every journal record could be applied", audit_history.nothing_quarantined),
 }
 DEADLINES = ("I6d", "no hold is open past its deadline")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from sqlalchemy import case, func, literal, select
+from sqlalchemy import case, func, literal, select, union_all
 
 from marketplace.ledger.audit_finding import Checked
 from marketplace.ledger.book import CUSTOMER, FUNDING
+from marketplace.ledger.rental_tables import deposit
 from marketplace.ledger.tables import account, entry, hold, ledger_tx
 from marketplace.store.db import ReadUnit
 
@@ -62,12 +63,15 @@ def balances_follow_entries(unit: ReadUnit) -> Checked:
 
 
 def held_is_open_holds(unit: ReadUnit) -> Checked:
-    """Held = Σ open holds ≥ 0."""
+    """Held = Σ open holds + Σ deposits that are held ≥ 0."""
     checked = Checked()
+    set_aside = union_all(
+        select(hold.c.account_id, hold.c.amount).where(hold.c.state == "open"),
+        select(deposit.c.account_id, deposit.c.amount).where(deposit.c.state == "held"),
+    ).subquery()
     sums = (
-        select(hold.c.account_id, func.sum(hold.c.amount).label("total"))
-        .where(hold.c.state == "open")
-        .group_by(hold.c.account_id)
+        select(set_aside.c.account_id, func.sum(set_aside.c.amount).label("total"))
+        .group_by(set_aside.c.account_id)
         .subquery()
     )
     found = select(account.c.id, account.c.held, func.coalesce(sums.c.total, 0).label("total")).join(
@@ -76,7 +80,7 @@ def held_is_open_holds(unit: ReadUnit) -> Checked:
     for row in unit.stream(found):
         checked.count += 1
         if row.held != row.total or row.held < 0:
-            checked.wrong(f"account {row.id}: holds {row.held}, open holds sum to {row.total}")
+            checked.wrong(f"account {row.id}: holds {row.held}, open holds and deposits sum to {row.total}")
     return checked
 
 

@@ -11,6 +11,7 @@ from sqlalchemy import Select, Text, column, select, table
 
 from marketplace.ledger import chain as chains
 from marketplace.ledger.audit_finding import Checked
+from marketplace.ledger.rental_tables import APPEND_ONLY as RENTAL
 from marketplace.ledger.tables import APPEND_ONLY, batch, chain, entry, ledger_tx, quarantine, usage_record
 from marketplace.store.db import ReadUnit
 
@@ -19,7 +20,7 @@ _Key = tuple[str, int]
 
 def guards_in_place(unit: ReadUnit) -> Checked:
     """The triggers that refuse changes of append-only tables exist and are switched on."""
-    wanted = {f"{name}_refuse_{change}" for name in APPEND_ONLY for change in ("update", "delete")}
+    wanted = {f"{name}_refuse_{change}" for name in (*APPEND_ONLY, *RENTAL) for change in ("update", "delete")}
     if unit.dialect == "sqlite":
         found = select(column("name", Text)).select_from(table("sqlite_master")).where(column("type") == "trigger")
     else:

@@ -74,6 +74,30 @@ def payable_account(provider_id: str) -> str:
     return _PAYABLE + provider_id
 
 
+RENTALS = service_account("rentals")
+"""Where the platform's part of what rentals cost goes."""
+
+
+def payable_part(amount: int, provider_id: str | None, share: int) -> int:
+    """What of an amount is owed to a provider; `share` is in basis points, rounded down. The rest is the platform's."""
+    return 0 if provider_id is None else amount * share // 10_000
+
+
+def sale(
+    account_id: str, amount: int, income: str, provider_id: str | None, share: int, *, written_off: int = 0
+) -> list[tuple[str, int]]:
+    """Return the entries of something sold: the customer pays, its provider is owed their part, `income` gets the rest,
+    and the platform bears what is written off."""
+    payable = payable_part(amount, provider_id, share)
+    entries = [
+        (account_id, written_off - amount),
+        (WRITEOFF, -written_off),
+        (payable_account(provider_id or ""), payable),
+        (income, amount - payable),
+    ]
+    return [(name, moved) for name, moved in entries if moved]
+
+
 def open_account(
     unit: WriteUnit,
     account_id: str,
@@ -90,7 +114,7 @@ def open_account(
     row = _new_row(account_id, CUSTOMER, now, owner_kind=owner_kind, owner_id=owner_id)
     row.update(credit_limit=credit_limit, unlimited=unlimited)
     unit.execute(insert(account).values(**row))
-    _announce(unit, [account_id])
+    announce(unit, [account_id])
 
 
 def ensure_platform(unit: WriteUnit, account_ids: Collection[str], now: int) -> None:
@@ -199,7 +223,7 @@ def post(
     )
     chain.append(unit, head, posting, first_seq=0, last_seq=0, records=0, at=now)
     save_accounts(unit, accounts.values())
-    _announce(unit, [item.id for item in accounts.values() if item.kind == CUSTOMER])
+    announce(unit, [item.id for item in accounts.values() if item.kind == CUSTOMER])
     return Posted(tx_id, replayed=False)
 
 
@@ -226,11 +250,13 @@ def set_credit(
         .where(account.c.id == account_id)
         .values(credit_limit=found.credit_limit, unlimited=found.unlimited, version=found.version)
     )
-    _announce(unit, [account_id])
+    announce(unit, [account_id])
     return found.state()
 
 
-def _announce(unit: WriteUnit, account_ids: Collection[str]) -> None:
+def announce(unit: WriteUnit, account_ids: Collection[str]) -> None:
+    """Raise the accounts epoch for accounts that something other than a journal changed: whoever keeps a copy of them
+    looks again."""
     if account_ids:
         value = epochs.bump(unit, epochs.ACCOUNTS)
         unit.execute(update(account).where(account.c.id.in_(sorted(account_ids))).values(epoch=value))

@@ -40,6 +40,10 @@ class Town:
     refund: str
 
 
+COMPUTE = ("R", "C")
+"""What checks of rentals and of compute are called: they are seen to fail in tests of their own."""
+
+
 @pytest.fixture
 def town(database: Database, make_shop: Callable[[Database], Shop]) -> Town:
     return _build(make_shop(database))
@@ -61,7 +65,7 @@ def _build(shop: Shop) -> Town:
 def test_the_town_is_in_order(town: Town) -> None:
     report = town.shop.audit()
     assert report.clean, "\n".join(report.lines())
-    assert {result.id: result.checked for result in report.results} == {
+    assert {result.id: result.checked for result in report.results if not result.id.startswith(COMPUTE)} == {
         "I1": 5,
         "I2": 6,
         "I3": 6,
@@ -71,7 +75,7 @@ def test_the_town_is_in_order(town: Town) -> None:
         "I7": 2,
         "I9": 2,
         "I10": 6,
-        "I11": 12 if town.shop.database.dialect == "sqlite" else 13,
+        "I11": 14 if town.shop.database.dialect == "sqlite" else 15,
         "I12": 4,
         "I13": 6,
         "I14": 3,
@@ -315,7 +319,7 @@ def test_a_hold_past_its_deadline(town: Town) -> None:
 def test_every_check_is_seen_to_fail() -> None:
     damages = [*DAMAGE.values(), *PAYMENTS.values()]
     seen = set().union(*(expected for _, expected, _ in damages)) | {"I11", "I19", "J1"}
-    assert seen == set(CHECKS)
+    assert seen == {name for name in CHECKS if not name.startswith(COMPUTE)}
 
 
 def test_many_findings_are_counted_and_the_first_are_kept(town: Town) -> None:
