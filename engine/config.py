@@ -52,6 +52,25 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Run a step of the model as one operation where the kernels have one for it; the results are the same bits."""
     step_tokens: int = 256
     """Token budget of one step: running sequences first, the rest is prefill, in chunks."""
+    max_step_ms: float = 0.0
+    """Longest step aimed at, in milliseconds: prompts are cut so that running sequences get their next token in time;
+    0 computes step_tokens however long they take.
+    """
+    fast_share: float = 0.5
+    """Part of each step's prefill that short prompts may take before longer ones, the shortest first; 0: all in order
+    of arrival.
+    """
+    fast_tokens: int = 256
+    """A prompt is short with at most this many tokens that are not in the prefix cache."""
+    target_ttft_ms: float = 0.0
+    """Target for the first token in milliseconds: a request that others ahead of it would make miss it is refused with
+    503 and a time to come back; 0 queues it, up to max_queued. (A prompt that is too long for the target by itself may
+    wait half of it.)
+    """
+    step_timeout_s: float = 60.0
+    """Seconds after which a step that has not ended is given up: its requests fail and the engine starts again; 0
+    waits for ever.
+    """
     prefix_cache: bool = True
     """Reuse the KV pages of equal prompt prefixes within one tenant."""
     threads: int = 0

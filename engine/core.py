@@ -14,21 +14,32 @@ import uuid
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from engine.batch import ForwardBatch, KVTensors
 from engine.config import EngineConfig
+from engine.first_token import FirstTokens
 from engine.kv_cache import BlockPool
 from engine.metrics import EngineMetrics
 from engine.request import Request, RequestError
 from engine.runner import Runner
 from engine.sampler import BROKEN, Sampled, Sampler
-from engine.scheduler import Applied, Limits, Scheduler, Work, decide
+from engine.scheduler import Applied, Limits, Scheduler, Work, decide, shape_of
 from engine.sizing import Shape, free_host_bytes, plan_kv
-from engine.wire import Counters, FinishReason, Progress, Refused, Snapshot, Submit, TokenLogprobs, Usage
+from engine.wire import (
+    Counters,
+    FinishReason,
+    Progress,
+    RefusalCode,
+    Refused,
+    Snapshot,
+    Submit,
+    TokenLogprobs,
+    Usage,
+)
 from kernels.interface import Ops
 
 log = logging.getLogger("engine.core")
@@ -99,8 +110,11 @@ class EngineCore:
             max_running=max_running,
             page_size=plan.page_size,
             watermark=max(1, int(plan.num_pages * WATERMARK)),
+            fast_share=config.fast_share,
+            fast_tokens=config.fast_tokens,
         )
         self._scheduler = Scheduler(self._limits, self._pool)
+        self._first_tokens = FirstTokens(config, self._scheduler)
         kv = KVTensors.allocate(
             layers=shape.num_layers,
             num_pages=plan.num_pages,
@@ -162,14 +176,18 @@ class EngineCore:
             eos_ids=self._eos_ids,
             now=self._clock(),
         )
+        if (excess := self._first_tokens.excess(request)) > 0:
+            target = f"the target of {self.config.target_ttft_ms:g} ms"
+            text = f"its first token would come {excess:.3g} s too late for {target}"
+            return self._refuse(request_id, "overloaded", text, excess)
         self._arrivals += 1
         self._live[request_id] = request
         self._scheduler.add(request)
         return None
 
-    def _refuse(self, request_id: str, code: Literal["queue_full", "too_long", "invalid"], message: str) -> Refused:
+    def _refuse(self, request_id: str, code: RefusalCode, message: str, retry_after_s: float = 0.0) -> Refused:
         self.metrics.refused[code] = self.metrics.refused.get(code, 0) + 1
-        return Refused(request_id, code, message)
+        return Refused(request_id, code, message, retry_after_s)
 
     def abort(self, request_id: str) -> None:
         """End a sequence now. The next step() returns a Progress "abort" with final counters, for one that has ended or
@@ -191,13 +209,16 @@ class EngineCore:
         if self._live:
             started = self._clock()
             self._forget(started)
-            applied = self._scheduler.apply(decide(self._scheduler.view(), self._limits))
+            applied = self._scheduler.apply(decide(self._scheduler.view(), self._limits, self._first_tokens.pace))
             if not applied.work:
                 raise RequestError(f"{len(self._live)} requests live, but none can be scheduled")
             self._runner.sync(applied)
             self._count(applied, started)
+            shape = shape_of(applied.work)
             self._execute(applied.work)
-            self.metrics.last_step_ms = (self._clock() - started) * 1e3
+            done = self._clock()
+            self._first_tokens.times.finished(shape, started, done)
+            self.metrics.last_step_ms = (done - started) * 1e3
             self.metrics.step_ms.observe(self.metrics.last_step_ms)
         said, self._outbox = self._outbox, []
         return said
@@ -272,13 +293,15 @@ class EngineCore:
         error: str | None = None,
     ) -> None:
         """The only way out of the engine: frees row and pages, keeps the counters, says the end."""
+        now = self._clock()
         if request.row >= 0:
+            self._first_tokens.departs(now)
             self._runner.release(request.row)
         self._scheduler.finish(request, reason)
         del self._live[request.request_id]
         counters = request.counters
         self._ended[request.request_id] = (
-            self._clock(),
+            now,
             counters.prompt,
             counters.cached,
             counters.completion,
@@ -339,6 +362,7 @@ class EngineCore:
             cached_tokens=self.metrics.cached_tokens,
             completion_tokens=self.metrics.completion_tokens,
             last_step_ms=self.metrics.last_step_ms,
+            wait_ms=self._first_tokens.wait_s() * 1e3,
         )
 
     def check(self) -> None:

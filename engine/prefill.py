@@ -113,7 +113,9 @@ class Prefill:
                 return
             self._chunk(request, self._budget)
         while self._budget.tokens > 0 and self._rows > 0 and (candidate := next(waiting, None)) is not None:
-            if candidate.request not in self._admitted and not self._admit(*candidate, self._budget):
+            if candidate.request in self._admitted:
+                self._more(*candidate)
+            elif not self._admit(*candidate, self._budget):
                 break  # nobody overtakes
         for request, match in self._admitted.items():
             if self._budget.tokens > 0:

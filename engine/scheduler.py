@@ -212,13 +212,15 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request."""
-        request.rest = len(request.tokens)
         if self.limits.fast_share:
-            match = self.pool.match(request.keys, request.tokens)
-            request.rest -= len(match.pages) * self.limits.page_size
+            request.rest = self.uncached(request)
             if request.rest <= self.limits.fast_tokens:
                 insort(self.short, request, key=_rest_waiting)
         insort(self.waiting, request, key=_rank)
+
+    def uncached(self, request: Request) -> int:
+        """Tokens of a request that does not run that no cached page holds."""
+        return len(request.tokens) - len(self.pool.match(request.keys, request.tokens).pages) * self.limits.page_size
 
     def view(self) -> View:
         """The present state, for `decide`."""

@@ -22,6 +22,8 @@ PROTOCOL = 1
 MAX_FRAME = 64 * 1024 * 1024
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+RefusalCode = Literal["queue_full", "overloaded", "too_long", "invalid", "draining"]
+"""overloaded: its first token would come too late."""
 
 
 class Submit(msgspec.Struct, tag="submit", frozen=True, kw_only=True):
@@ -101,11 +103,13 @@ class Step(msgspec.Struct, tag="step", frozen=True):
 
 
 class Refused(msgspec.Struct, tag="refused", frozen=True):
-    """A Submit that was not accepted; nothing was computed. code: queue_full | too_long | invalid | draining."""
+    """A Submit that was not accepted; nothing was computed."""
 
     request_id: str
-    code: Literal["queue_full", "too_long", "invalid", "draining"]
+    code: RefusalCode
     message: str
+    retry_after_s: float = 0.0
+    """When it may be worth another try; 0: not known"""
 
 
 class Welcome(msgspec.Struct, tag="welcome", frozen=True, kw_only=True):
@@ -157,6 +161,8 @@ class Snapshot(msgspec.Struct, tag="snapshot", frozen=True, kw_only=True):
     cached_tokens: int
     completion_tokens: int
     last_step_ms: float
+    wait_ms: float = 0.0
+    """Predicted wait of a long prompt that came now, before its own tokens are computed."""
 
 
 ClientFrame = Submit | Abort | UsageQuery | SnapshotQuery

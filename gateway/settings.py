@@ -98,6 +98,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             ("oauth-client-id", bool(self.oauth_client_id) or not self.oauth_issuer, "must be given with an issuer"),
             ("oauth-name", bool(self.oauth_name), "must not be empty"),
             ("max-running", self.engine.max_running >= 1, "must be at least 1"),
+            ("max-step-ms", self.engine.max_step_ms >= 0, "must not be negative"),
+            ("fast-share", 0 <= self.engine.fast_share < 1, "must be at least 0 and below 1"),
+            ("target-ttft-ms", self.engine.target_ttft_ms >= 0, "must not be negative"),
+            ("step-timeout-s", self.engine.step_timeout_s >= 0, "must not be negative"),
             ("max-queued", self.engine.max_queued >= 0, "must not be negative"),
         )
         for option, ok, message in checks:

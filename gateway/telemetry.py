@@ -194,6 +194,7 @@ class _Metrics(Collector):
                 ("kv_pages_used", "Pages owned by live sequences"),
                 ("kv_pages_cached", "Pages owned by nobody that can still be hit"),
                 ("last_step_ms", "Duration of the last step"),
+                ("wait_ms", "Predicted wait of a long prompt that came now, before its own tokens are computed"),
             )
         }
         counters = {
