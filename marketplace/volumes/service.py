@@ -1,0 +1,105 @@
+"""Volumes and the instances that they are attached to."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import msgspec
+from sqlalchemy import insert, select, update
+
+from marketplace.events.transitions import Scene, transition
+from marketplace.store.db import ReadUnit, WriteUnit
+from marketplace.volumes.rules import MACHINE
+from marketplace.volumes.tables import volume, volume_attachment
+
+
+class UnknownVolumeError(LookupError):
+    """The account has no such volume."""
+
+
+class VolumeBusyError(Exception):
+    """The volume is attached, on another node, or not ready."""
+
+
+class Mounted(msgspec.Struct, frozen=True):
+    """A volume as an instance has it."""
+
+    id: str
+    name: str
+    size_gb: int
+    mount_path: str
+
+
+def home_of(unit: ReadUnit, account_id: str, volume_ids: Collection[str]) -> tuple[frozenset[str], str | None]:
+    """Return the datacenters that these volumes are in, and the node that has their files, if any has. Raises
+    UnknownVolumeError."""
+    wanted = select(volume.c.id, volume.c.datacenter_id, volume.c.node_id).where(
+        volume.c.account_id == account_id, volume.c.id.in_(sorted(volume_ids)), volume.c.status != "Deleted"
+    )
+    rows = unit.select(wanted).all()
+    if len(rows) != len(set(volume_ids)):
+        raise UnknownVolumeError("the account has no such volume")
+    nodes = sorted({row.node_id for row in rows if row.node_id is not None})
+    if len(nodes) > 1:
+        raise VolumeBusyError("the volumes are on different nodes")
+    return frozenset(row.datacenter_id for row in rows), nodes[0] if nodes else None
+
+
+def attach(
+    unit: WriteUnit,
+    instance_id: str,
+    node_id: str,
+    account_id: str,
+    mounts: Sequence[tuple[str, str]],
+    scene: Scene,
+    *,
+    owner_id: str,
+) -> None:
+    """Attach volumes of an account, given as (id, mount path), to a new instance. UnknownVolumeError,
+    VolumeBusyError."""
+    for volume_id, path in mounts:
+        mine = (volume.c.id == volume_id, volume.c.account_id == account_id)
+        row = unit.select(select(volume.c.status, volume.c.node_id).where(*mine).with_for_update()).one_or_none()
+        if row is None:
+            raise UnknownVolumeError("the account has no such volume")
+        if row.status != "Available" or row.node_id not in (None, node_id):
+            raise VolumeBusyError(f"the volume is {row.status}")
+        moved = {"node_id": node_id, "updated_at": scene.now}
+        transition(unit, MACHINE, volume_id, row.status, "attach", scene, owner_id=owner_id, values=moved)
+        unit.execute(
+            insert(volume_attachment).values(
+                volume_id=volume_id, instance_id=instance_id, mount_path=path, attached_at=scene.now, detached_at=None
+            )
+        )
+
+
+def of_instances(unit: ReadUnit, instance_ids: Collection[str]) -> dict[str, list[Mounted]]:
+    """Return the volumes that are attached to instances, by instance."""
+    wanted = (
+        select(
+            volume_attachment.c.instance_id,
+            volume.c.id,
+            volume.c.name,
+            volume.c.size_gb,
+            volume_attachment.c.mount_path,
+        )
+        .join(volume, volume.c.id == volume_attachment.c.volume_id)
+        .where(volume_attachment.c.instance_id.in_(sorted(instance_ids)), volume_attachment.c.detached_at.is_(None))
+        .order_by(volume_attachment.c.mount_path)
+    )
+    found: dict[str, list[Mounted]] = {}
+    for instance_id, *rest in unit.select(wanted):
+        found.setdefault(instance_id, []).append(Mounted(*rest))
+    return found
+
+
+def on_over(unit: WriteUnit, instance_id: str, scene: Scene, *, owner_id: str) -> None:
+    """Detach what an instance that is over had."""
+    for mounted in of_instances(unit, [instance_id]).get(instance_id, []):
+        moved = {"updated_at": scene.now}
+        transition(unit, MACHINE, mounted.id, "Attached", "detach", scene, owner_id=owner_id, values=moved)
+    unit.execute(
+        update(volume_attachment)
+        .where(volume_attachment.c.instance_id == instance_id, volume_attachment.c.detached_at.is_(None))
+        .values(detached_at=scene.now)
+    )
