@@ -142,6 +142,7 @@ class EngineClient:
         on_progress: OnProgress,
         priority: int = 0,
         salt: str = "",
+        follows: bool = False,
     ) -> None:
         """Start one sequence, or take over the rest of one that the engine knows by this id. bytes are packed token
         ids.
@@ -155,7 +156,9 @@ class EngineClient:
         if connection is not None and connection.transport.get_write_buffer_size() > UNSENT_LIMIT:
             raise EngineError("queue_full", "the engine does not keep up with what is sent to it")
         prompt = prompt_ids if isinstance(prompt_ids, bytes) else pack_tokens(prompt_ids)
-        self._send(Submit(request_id=request_id, prompt=prompt, params=params, priority=priority, salt=salt))
+        self._send(
+            Submit(request_id=request_id, prompt=prompt, params=params, priority=priority, salt=salt, follows=follows)
+        )
         self._listeners[request_id] = on_progress
 
     def abort(self, request_id: str) -> asyncio.Future[Progress]:
@@ -214,10 +217,10 @@ class EngineClient:
                         self._ended(said)
                     elif (listener := listeners.get(said.request_id)) is not None:
                         listener(said)
-            case Refused(request_id=request_id, code=code, message=message):
+            case Refused(request_id=request_id, code=code, message=message, retry_after_s=retry_after_s):
                 listener = self._listeners.pop(request_id, None)
                 if listener is not None:
-                    listener(EngineError(code, message))
+                    listener(EngineError(code, message, retry_after_s))
             case UsageReply() | Snapshot() as reply:
                 future = self._queries.pop(reply.query_id, None)
                 if future is not None and not future.done():

@@ -176,7 +176,7 @@ class EngineCore:
             eos_ids=self._eos_ids,
             now=self._clock(),
         )
-        if (excess := self._first_tokens.excess(request)) > 0:
+        if not submit.follows and (excess := self._first_tokens.excess(request)) > 0:
             target = f"the target of {self.config.target_ttft_ms:g} ms"
             text = f"its first token would come {excess:.3g} s too late for {target}"
             return self._refuse(request_id, "overloaded", text, excess)

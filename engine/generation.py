@@ -19,14 +19,16 @@ from engine.wire import Counters, Progress, pack_tokens
 class EngineError(Exception):
     """The engine did not serve a request.
 
-    code: queue_full, too_long, invalid, draining (refused: nothing was computed), engine_down (it died or cannot be
-    reached), engine_error (it gave up on this request), duplicate (the id is running), protocol (it is not our engine).
+    code: queue_full, overloaded, too_long, invalid, draining (refused: nothing was computed), engine_down (it died or
+    cannot be reached), engine_error (it gave up on this request), duplicate (the id is running), protocol (it is not
+    our engine). retry_after_s: when the engine expects to take the request; 0 where it does not say.
     """
 
-    def __init__(self, code: str, message: str) -> None:
+    def __init__(self, code: str, message: str, retry_after_s: float = 0.0) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
+        self.retry_after_s = retry_after_s
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,8 +54,9 @@ class Engine(Protocol):
         on_progress: Callable[[Progress | EngineError], None],
         priority: int = 0,
         salt: str = "",
+        follows: bool = False,
     ) -> None:
-        """Start one sequence."""
+        """Start one sequence; follows: it is one more answer of a request whose first was submitted before."""
         ...
 
     def abort(self, request_id: str) -> asyncio.Future[Progress]:
@@ -129,7 +132,7 @@ class Generation:
         answers = self._answers
         deltas = answers.read()
         if not deltas and answers.error is not None:
-            raise EngineError(answers.error.code, answers.error.message)
+            raise EngineError(answers.error.code, answers.error.message, answers.error.retry_after_s)
         return deltas
 
     async def next(self) -> list[Delta]:
@@ -158,7 +161,7 @@ class Generation:
         if not answers.done.done():
             await asyncio.shield(answers.done)
         if answers.error is not None:
-            raise EngineError(answers.error.code, answers.error.message)
+            raise EngineError(answers.error.code, answers.error.message, answers.error.retry_after_s)
         return self.counters
 
     def __del__(self) -> None:
@@ -200,6 +203,7 @@ class _Answers:
                     on_progress=partial(self._on_progress, answer),
                     priority=request.priority,
                     salt=request.salt,
+                    follows=index > 0,
                 )
             except EngineError as error:
                 self._fail(error)

@@ -45,8 +45,10 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Streams that are answered at a time; the others wait."""
     max_queued: int = 1_000_000
     """Streams that wait at most; more are refused with queue_full."""
-    refuse: Literal["", "queue_full", "too_long", "invalid", "draining"] = ""
-    """Refuse every request with this code."""
+    refuse: Literal["", "queue_full", "overloaded", "too_long", "invalid", "draining"] = ""
+    """Refuse every request with this code, ..."""
+    retry_after_s: float = 0.0
+    """... and this time to come back."""
     fail_token: int = -1
     """End a stream with finish_reason "error" in place of its token of this index; -1 never."""
     die_after_tokens: int = 0
@@ -122,7 +124,7 @@ class ScriptedCore:
         request_id = submit.request_id
         prompt = len(submit.prompt) // 4
         if script.refuse:
-            return Refused(request_id, script.refuse, "the script says so")
+            return Refused(request_id, script.refuse, "the script says so", script.retry_after_s)
         if prompt == 0 or len(submit.prompt) % 4:
             return Refused(request_id, "invalid", "the prompt must have at least one token")
         if prompt >= script.max_context:

@@ -39,6 +39,8 @@ class Submit(msgspec.Struct, tag="submit", frozen=True, kw_only=True):
     """Lower runs first; equal priorities run first come, first served."""
     salt: str = ""
     """Tenant of the prefix cache: prompts share cached pages only under the same salt."""
+    follows: bool = False
+    """True for one more answer to a request whose first answer was submitted before: it is taken with that one."""
 
 
 class Abort(msgspec.Struct, tag="abort", frozen=True):

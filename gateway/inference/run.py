@@ -13,6 +13,7 @@ from collections.abc import Callable
 from engine.client import EngineClient
 from engine.generation import EngineError, GenerateRequest, Generation
 from engine.wire import Counters
+from gateway.admission.capacity import MAX_RETRY_AFTER_S
 from gateway.inference import errors
 from gateway.inference.errors import ApiError
 from gateway.inference.flow import Flow
@@ -106,7 +107,7 @@ class Run:
         task.add_done_callback(lambda _: self._count())
 
     def _refuse_or_fail(self, error: EngineError, counters: Counters) -> None:
-        if error.code in ("queue_full", "too_long", "invalid"):
+        if error.code in ("queue_full", "overloaded", "too_long", "invalid"):
             self._settle("refused", counters)
         else:
             log.warning("request %s: %s: %s", self._request.request_id, error.code, error.message)
@@ -145,6 +146,10 @@ def translate(error: EngineError) -> ApiError:
     match error.code:
         case "queue_full":
             return errors.overloaded("The model's queue is full. Please retry later.")
+        case "overloaded":
+            return errors.overloaded(
+                f"The model is busy: {error.message}. Please retry later.", min(error.retry_after_s, MAX_RETRY_AFTER_S)
+            )
         case "too_long":
             return ApiError(400, error.message, code="context_length_exceeded", param="messages")
         case "invalid":

@@ -52,8 +52,9 @@ engine_frames = st.one_of(
     st.builds(
         wire.Refused,
         request_id=ids,
-        code=st.sampled_from(["queue_full", "too_long", "invalid", "draining"]),
+        code=st.sampled_from(["queue_full", "overloaded", "too_long", "invalid", "draining"]),
         message=st.text(max_size=30),
+        retry_after_s=st.floats(0, 1e6),
     ),
     st.builds(
         wire.UsageReply,
