@@ -1,11 +1,13 @@
 """Payments step by step: a row, then the provider, then the row again. No transaction is open while the network is
 used, and whatever a crash leaves between two steps can be done again.
 
-All of it works on a `Context`; who may do it was decided before.
+All of it works on a `Context`; who may do it was decided before. What a payment came to is in the audit log as the
+platform's own doing: it follows from what the provider answered.
 """
 
 from __future__ import annotations
 
+from marketplace.events import service as events
 from marketplace.http.operation import Context
 from marketplace.payments import refunds, service
 from marketplace.payments.port import Intent, Notice, Order, ProviderRefusedError
@@ -30,7 +32,7 @@ def ask(context: Context, opened: Payment) -> Intent:
             )
         )
     except ProviderRefusedError:
-        context.database.transact(lambda unit: service.cancel(unit, opened.id))
+        abandon(context, opened)
         raise
     take_over(context, opened.id, intent)
     return intent
@@ -51,8 +53,13 @@ def end(context: Context, opened: Payment) -> None:
 
 
 def abandon(context: Context, opened: Payment) -> None:
-    """End a payment that the provider may never have heard of."""
-    context.database.transact(lambda unit: service.cancel(unit, opened.id))
+    """End a payment that the provider refused, or may never have heard of."""
+
+    def work(unit: WriteUnit) -> None:
+        if service.cancel(unit, opened.id):
+            _record(context, unit, "payments.canceled", opened, opened.id)
+
+    context.database.transact(work)
 
 
 def give_back(context: Context, paid: Payment, begun: Refund) -> None:
@@ -69,21 +76,38 @@ def give_back(context: Context, paid: Payment, begun: Refund) -> None:
     if given.state == "failed":
         fail_refund(context, begun)
     elif given.state == "succeeded":
-        now, random = context.clock(), context.random
-        context.database.transact(
-            lambda unit: refunds.succeed(unit, paid, begun.id, given.reference, now=now, random=random)
-        )
+
+        def work(unit: WriteUnit) -> None:
+            now, random = context.clock(), context.random
+            if refunds.succeed(unit, paid, begun.id, given.reference, now=now, random=random):
+                _record(context, unit, "payments.refund_succeeded", paid, begun.id)
+
+        context.database.transact(work)
 
 
 def take_over(context: Context, payment_id: str, intent: Intent) -> service.Outcome:
     """Note how a payment stands."""
-    now, random = context.clock(), context.random
-    return context.database.transact(lambda unit: service.apply(unit, payment_id, intent, now=now, random=random))
+
+    def work(unit: WriteUnit) -> service.Outcome:
+        outcome = service.apply(unit, payment_id, intent, now=context.clock(), random=context.random)
+        found = service.find(unit, payment_id)
+        if outcome != "unchanged" and found is not None:
+            _record(context, unit, f"payments.{outcome}", found, intent.reference)
+        return outcome
+
+    return context.database.transact(work)
 
 
 def fail_refund(context: Context, begun: Refund) -> None:
     """Return the money of a refund that failed to its account."""
-    context.database.transact(lambda unit: _fail_refund(context, unit, begun))
+
+    def work(unit: WriteUnit) -> None:
+        if _fail_refund(context, unit, begun):
+            paid = service.find(unit, begun.payment_id)
+            assert paid is not None, "payments are never removed"
+            _record(context, unit, "payments.refund_undone", paid, begun.id)
+
+    context.database.transact(work)
 
 
 def receive(context: Context, unit: WriteUnit, notice: Notice, request_id: str, now: int) -> str:
@@ -101,6 +125,22 @@ def receive(context: Context, unit: WriteUnit, notice: Notice, request_id: str, 
             outcome = "refund_undone"
     service.note_outcome(unit, name, notice.event_id, outcome)
     return outcome
+
+
+def _record(context: Context, unit: WriteUnit, action: str, about: Payment, subject_id: str) -> None:
+    events.record(
+        unit,
+        action=action,
+        actor_kind="system",
+        actor_id="",
+        credential_id="",
+        owner_id=about.payer_id,
+        subject_id=subject_id,
+        detail={"payment": about.id},
+        request_id="",
+        now=context.clock(),
+        random=context.random,
+    )
 
 
 def _about(unit: WriteUnit, provider: str, notice: Notice) -> str | None:

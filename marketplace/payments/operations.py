@@ -18,7 +18,7 @@ from marketplace.http.wire import Nothing, Wire
 from marketplace.ledger.book import InsufficientFundsError
 from marketplace.payments import flow, receipts, refunds, service
 from marketplace.payments.money import CENT, nano
-from marketplace.payments.port import Intent, ProviderRefusedError, ProviderUnavailableError, SignatureError
+from marketplace.payments.port import Intent, Notice, ProviderRefusedError, ProviderUnavailableError, SignatureError
 from marketplace.payments.records import Payment, Refund
 from marketplace.payments.refunds import RefundTooLargeError
 from marketplace.payments.wire import (
@@ -142,7 +142,7 @@ def webhook(call: Call, request: Nothing) -> WebhookAnswer:
         if outcome not in ("duplicate", "ignored", "unchanged"):
             subject = notice.failed_refund or (notice.intent.reference if notice.intent else notice.event_id)
             call.record(
-                unit, f"payments.{outcome}", owner_id=_payer(unit, call, notice.intent), subject_id=subject,
+                unit, f"payments.{outcome}", owner_id=_payer(unit, call, notice), subject_id=subject,
                 event=notice.event_id,
             )  # fmt: skip
         return outcome
@@ -150,11 +150,12 @@ def webhook(call: Call, request: Nothing) -> WebhookAnswer:
     return WebhookAnswer(outcome=context.database.transact(work))
 
 
-def _payer(unit: ReadUnit, call: Call, intent: Intent | None) -> str:
+def _payer(unit: ReadUnit, call: Call, notice: Notice) -> str:
     """Whose matter a message is."""
-    if intent is None:
-        return ""
-    payment_id = service.id_of(unit, call.context.payments.name, intent.reference)
+    begun = None if notice.failed_refund is None else refunds.find(unit, notice.failed_refund)
+    payment_id = None if begun is None else begun.payment_id
+    if notice.intent is not None:
+        payment_id = service.id_of(unit, call.context.payments.name, notice.intent.reference)
     found = None if payment_id is None else service.find(unit, payment_id)
     return "" if found is None else found.payer_id
 

@@ -82,13 +82,16 @@ def take_over(unit: WriteUnit, paid: Payment, refunded_cents: int, *, now: int, 
     return True
 
 
-def succeed(unit: WriteUnit, paid: Payment, refund_id: str, reference: str, *, now: int, random: Random) -> None:
-    """The provider gave the money back: whoever paid is told, once."""
+def succeed(unit: WriteUnit, paid: Payment, refund_id: str, reference: str, *, now: int, random: Random) -> bool:
+    """The provider gave the money back: whoever paid is told, once. False where it was known before."""
     mine = (payment_refund.c.id == refund_id, payment_refund.c.state == "pending")
-    if unit.execute(update(payment_refund).where(*mine).values(state="succeeded", reference=reference)).rowcount:
-        given = find(unit, refund_id)
-        assert given is not None, "it was just changed"
-        receipts.send_refund(unit, paid, given, now=now, random=random)
+    changed = unit.execute(update(payment_refund).where(*mine).values(state="succeeded", reference=reference))
+    if not changed.rowcount:
+        return False
+    given = find(unit, refund_id)
+    assert given is not None, "it was just changed"
+    receipts.send_refund(unit, paid, given, now=now, random=random)
+    return True
 
 
 def fail(unit: WriteUnit, paid: Payment, refund_id: str, *, now: int, random: Random) -> bool:

@@ -143,11 +143,13 @@ def apply(unit: WriteUnit, payment_id: str, intent: Intent, *, now: int, random:
     return outcome
 
 
-def cancel(unit: WriteUnit, payment_id: str) -> None:
-    """End a payment that its provider never accepted."""
+def cancel(unit: WriteUnit, payment_id: str) -> bool:
+    """End a payment that its provider never accepted; False where it was over before."""
     found = lock(unit, payment_id)
-    if found is not None and found.state in ("creating", "pending"):
-        _change(unit, found, state="canceled")
+    if found is None or found.state not in ("creating", "pending"):
+        return False
+    _change(unit, found, state="canceled")
+    return True
 
 
 def note_event(

@@ -97,6 +97,9 @@ class TestNobodyPays:
         reconcile(office.context)
         assert office.ask("payments.list", {}, person).body["payments"][0]["status"] == "canceled"
         assert office.ask("account.info", {}, person).body["pending"] == 0
+        event = office.ask("events.list", {}, person).body["events"][0]
+        assert (event["action"], event["actor_kind"]) == ("payments.canceled", "system")
+        assert event["detail"] == {"payment": payment}
         # It was made in the last moment after all: money that arrived is theirs.
         assert tell(office, "late", "payment_intent.succeeded", paid(payment)).body["outcome"] == "credited"
         assert balance(office, person) == 2000 and clean(office)
@@ -160,6 +163,9 @@ class TestRefundsThatGoWrong:
         assert "5.00 USD of your payment of 20.00 USD could not be given back" in letter.text
         (shown,) = office.ask("payments.list", {}, person).body["payments"]
         assert (shown["refunded_cents"], shown["refunds"][0]["status"]) == (0, "failed")
+        told = office.ask("events.list", {}, person).body["events"]
+        acts = [event["action"].removeprefix("payments.") for event in reversed(told)]
+        assert acts == ["create", "credited", "refund", "refund_succeeded", "refund_undone"]
         assert give_back(office, admin, payment, 2000).status == 200  # all of it may be given back again
         assert tell(office, "c", "refund.failed", failed("unknown")).body["outcome"] == "ignored"
         assert balance(office, person) == 0 and clean(office)
