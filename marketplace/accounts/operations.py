@@ -52,6 +52,7 @@ from marketplace.services import service as services
 from marketplace.services.service import Charged
 from marketplace.store.db import ReadUnit, WriteUnit
 from marketplace.teams import service as teams
+from marketplace.users import service as users
 from marketplace.users.permissions import Permission
 
 WINDOW_US = 30 * 86_400_000_000
@@ -165,7 +166,7 @@ def _targets(unit: WriteUnit, targets: Targets, param: str) -> list[tuple[str, s
     kind, code = ("user", Code.USER_NOT_FOUND) if people else ("team", Code.TEAM_NOT_FOUND)
     for owner_id in dict.fromkeys(ids):
         account_id = accounts.of_owner(unit, kind, owner_id)
-        if account_id is None:
+        if account_id is None or (people and not users.stays(unit, owner_id)):
             raise Refusal(code, f"There is no {kind} {owner_id}.", param=param)
         found.append((owner_id, account_id))
     accounts.lock(unit, [account_id for _, account_id in found])

@@ -106,6 +106,13 @@ def teams_of(unit: ReadUnit, user_id: str) -> list[Team]:
     return [Team(**row._mapping) for row in unit.select(wanted)]
 
 
+def alone_in(unit: ReadUnit, user_id: str) -> list[Team]:
+    """Return the teams that a person belongs to and nobody else does."""
+    mine = teams_of(unit, user_id)
+    crowded = {one.team_id for one in members(unit, [team.id for team in mine]) if one.user_id != user_id}
+    return [team for team in mine if team.id not in crowded]
+
+
 def members(unit: ReadUnit, team_ids: Collection[str]) -> list[Member]:
     """Return the members of teams, in the order in which they joined."""
     return [Member(*row) for row in unit.select(_MEMBERS, {"ids": sorted(team_ids)}).all()]

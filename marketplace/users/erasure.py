@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import msgspec
 from sqlalchemy import ColumnElement, Table, delete, func, or_, select, update
 
+from marketplace.accounts.activity import live_instances
 from marketplace.auth.oauth_tables import oauth_identity, oauth_state
 from marketplace.auth.tables import email_token, partial_login, session, totp
 from marketplace.http.tables import idempotency
@@ -21,6 +22,7 @@ from marketplace.ledger.tables import entry, hold, ledger_tx
 from marketplace.notify.tables import outbox
 from marketplace.payments import service as payments
 from marketplace.providers.tables import provider_customer, provider_member
+from marketplace.services import service as services
 from marketplace.store import epochs
 from marketplace.store.db import ReadUnit, WriteUnit
 from marketplace.teams import service as teams
@@ -64,8 +66,13 @@ def obstacles(unit: ReadUnit, user: User) -> list[Obstacle]:
         found.append(Obstacle("LastAdmin", "they are the only admin", (user.id,)))
     running = select(hold.c.request_id).where(hold.c.account_id == user.account_id, hold.c.state == "open")
     requests = tuple(unit.select(running.order_by(hold.c.request_id).limit(_SHOWN)).scalars())
-    if requests:
+    if requests or live_instances(unit, [user.account_id]):
         found.append(Obstacle("ActiveExecutors", "something still runs on their account", requests))
+    alone = teams.alone_in(unit, user.id)
+    left = live_instances(unit, [team.account_id for team in alone]) if alone else {}
+    if left:
+        ids = tuple(team.id for team in alone if team.account_id in left)
+        found.append(Obstacle("ActiveExecutors", "machines of a team that has nobody else still run", ids))
     return found
 
 
@@ -137,4 +144,7 @@ def _retained(unit: ReadUnit, account_id: str) -> dict[str, int]:
         .group_by(ledger_tx.c.kind)
     )
     counts = {kind: int(number) for kind, number in unit.select(kinds)}
-    return {"usage_payout_tx_nulled": counts.get("usage", 0), "service_usage_payout_tx_nulled": counts.get("charge", 0)}
+    return {
+        "usage_payout_tx_nulled": counts.get("usage", 0),
+        "service_usage_payout_tx_nulled": counts.get(services.KIND, 0),
+    }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,6 +17,7 @@ from marketplace.ledger.audit import audit
 from marketplace.notify import outbox
 from marketplace.teams import service as teams
 from marketplace.teams.rules import Actor
+from marketplace.users import erasure
 from marketplace.users import service as users
 from marketplace.users.tables import users as users_table
 
@@ -59,6 +60,8 @@ def leave_traces(office: Office, zeb: Caller, admin: Caller, shop: Shop) -> str:
     office.ask(
         "users.send_message", {"selector": {"ById": [zeb.id]}, "subject": f"Dear {NAME}", "message": NAME}, admin
     )
+    render = {"service": "render", "provider": "acme", "amount": [1, 1]}
+    assert office.ask("services.charge", render, office.service(), X_On_Behalf_Of=f"user:{zeb.id}").status == 201
     charged = shop.hold(zeb.account_id, 10**6)
     shop.apply(charged, shop.settle(charged.request_id, 100, 20, 30))
     other = office.person()
@@ -119,7 +122,7 @@ def test_nothing_names_the_person_and_the_books_are_as_they_were(
             assert not [value for value in row for part in PERSONAL if part in said(value)], table
     for table in RETAINED:
         assert after[table] == before[table], table
-    assert {len(before["event"])} <= {len(after["event"]) - 3}  # the erasure, and two teams that were left
+    assert len(before["event"]) == len(after["event"]) - 3  # the erasure, and two teams that were left
     with office.database.read() as unit:
         assert audit(unit, now=office.now).clean
         assert teams.find(unit, team_id) is not None
@@ -143,7 +146,7 @@ def test_nothing_names_the_person_and_the_books_are_as_they_were(
         "team_memberships": 2,
         "team_api_keys_creator_nulled": 1,
         "usage_payout_tx_nulled": 1,
-        "service_usage_payout_tx_nulled": 0,
+        "service_usage_payout_tx_nulled": 1,
     }
     assert report["cleanup_failures"] == []
 
@@ -159,6 +162,10 @@ def test_whoever_is_erased_is_nobody_any_more(office: Office, zeb: Caller, admin
     assert (again.status, again.code, again.param) == (404, "UserNotFound", "user_id")
     assert erase(office, zeb, admin, dry_run=True).code == "UserNotFound"
     assert office.ask("users.update_role", {"user_id": zeb.id, "role": "admin"}, admin).code == "UserNotFound"
+    credit = {"selector": {"ByUserIds": [zeb.id]}, "credit_limit": 1}
+    assert office.ask("account.update_credit_limit", credit, admin).code == "UserNotFound"
+    funds = {"account": {"ByUserIds": [zeb.id]}, "amount": 1}
+    assert office.ask("account.transactions_create_external", funds, admin).code == "UserNotFound"
     assert office.ask("users.list", {"selector": {"ById": [zeb.id]}}, admin).body["total"] == 0
     assert office.ask("users.search", {"query": "quux"}, admin).body["results"] == []
 
@@ -204,6 +211,29 @@ def test_whoever_has_something_running_is_protected(
     assert shop.dump() == before
     shop.apply(shop.settle(hold.request_id, 1, 0, 1))
     assert erase(office, zeb, admin).status == 200
+
+
+@pytest.mark.parametrize("whose", ["person", "team"])
+def test_whoever_leaves_machines_running_is_protected(
+    office: Office, zeb: Caller, admin: Caller, whose: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    team = office.team(zeb)
+    account_id = team.account_id if whose == "team" else zeb.account_id
+
+    def running(unit: object, account_ids: Collection[str]) -> dict[str, int]:
+        return {account_id: 1} if account_id in account_ids else {}
+
+    monkeypatch.setattr(erasure, "live_instances", running)
+    refused = erase(office, zeb, admin)
+    assert protected(refused) == ["ActiveExecutors"]
+    assert refused.body["error"]["details"]["reasons"][0]["ids"] == ([team.id] if whose == "team" else [])
+    if whose == "team":  # somebody else looks after them
+        member = office.person()
+        with office.database.write() as unit:
+            other = users.find(unit, member.id)
+            assert other is not None
+            teams.add_member(unit, team.id, Actor(zeb.id, "Owner"), other, "Member", now=office.clock())
+        assert erase(office, zeb, admin).status == 200
 
 
 def test_a_request_that_the_books_hear_of_later_is_still_charged(
