@@ -195,7 +195,7 @@ OPERATIONS: tuple[Operation[Any], ...] = (
         errors=(Code.NOT_TEAM_MEMBER, Code.PROVIDER_NOT_FOUND),
         tool=Tool(
             name="list_api_keys",
-            description="API keys, newest first, with their limits and when they were last used; never their secrets.",
+            description="API keys, newest first, with their limits and when they end; never their secrets.",
             arguments=ListRequest,
         ),
     ),

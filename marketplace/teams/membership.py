@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import msgspec
 
 from marketplace.http.errors import Code, Refusal
-from marketplace.http.limits import SECOND, Rate
+from marketplace.http.limits import MAIL_PER_EMAIL, SECOND, Rate
 from marketplace.http.operation import Call
 from marketplace.notify import outbox
 from marketplace.notify.rules import AddressError, mail_address
@@ -178,6 +178,7 @@ def _invite(call: Call, unit: WriteUnit, team: Team, actor: Actor, email: str, r
         made = service.invite(unit, team.id, actor, email, role, inviter=person.id, now=call.now)
         _check_size(unit, team.id)
         call.limit(f"invites {person.id}", INVITES_PER_PERSON)
+        call.limit(f"invites to:{email.casefold()}", MAIL_PER_EMAIL)
         outbox.enqueue(
             unit,
             template="invite",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy import select
 
+from marketplace.http.limits import MAIL_PER_EMAIL
 from marketplace.notify.rendering import render
 from marketplace.notify.tables import outbox
 from marketplace.teams import membership
@@ -236,6 +237,16 @@ def test_invites_are_few_for_each_person(office: Office, ada: Caller, team: Call
         codes.append(answer.status)
     assert codes == [200] * membership.INVITES_PER_PERSON.burst + [429]
     assert len(mails(office)) == membership.INVITES_PER_PERSON.burst
+
+
+def test_nobody_is_flooded_by_invites_that_are_taken_back(office: Office, ada: Caller, team: Caller) -> None:
+    codes = []
+    for _ in range(MAIL_PER_EMAIL.burst + 1):
+        office.wait(1)
+        codes.append(add(office, ada, team, "new@example.com").status)
+        remove(office, ada, team, {"ByEmail": "new@example.com"})
+    assert codes == [200] * MAIL_PER_EMAIL.burst + [429]
+    assert len(mails(office)) == MAIL_PER_EMAIL.burst
 
 
 def test_a_team_has_a_bound(office: Office, ada: Caller, team: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
