@@ -17,6 +17,7 @@ import msgspec
 ENVIRONMENT = "HEADRACE_"
 _OF_PEOPLE = (
     "public_url",
+    "trusted_proxies",
     "smtp_url",
     "mail_from",
     "oauth_issuer",

@@ -95,7 +95,9 @@ async def _run(gateway: Gateway, listener: socket.socket, name: str, base_url: s
             return EXIT_OK
         prepared = started.result()
         _settle_memory()
-        server = make_server(gateway.app(), backlog=settings.backlog, drain_s=settings.drain_s)
+        server = make_server(
+            gateway.app(), backlog=settings.backlog, drain_s=settings.drain_s, trusted_proxies=settings.proxies
+        )
         server.on_listening = lambda: _announce(settings, prepared.first, name, base_url)
         serving = loop.create_task(server.serve(sockets=[listener]))
         await asyncio.wait({serving, stopped}, return_when=asyncio.FIRST_COMPLETED)

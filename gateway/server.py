@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import uvicorn
@@ -130,8 +130,9 @@ class FrontServer(uvicorn.Server):
         self.on_listening()
 
 
-def make_server(app: Any, *, backlog: int, drain_s: float) -> FrontServer:
-    """A server for sockets that are passed to `serve`."""
+def make_server(app: Any, *, backlog: int, drain_s: float, trusted_proxies: Sequence[str] = ()) -> FrontServer:
+    """A server for sockets that are passed to `serve`. A caller's address is that of the connection; where it comes
+    from one of the addresses or networks `trusted_proxies`, the last in X-Forwarded-For that is none of them."""
     config = uvicorn.Config(
         app,
         http=FrontProtocol,
@@ -140,7 +141,9 @@ def make_server(app: Any, *, backlog: int, drain_s: float) -> FrontServer:
         log_config=None,
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # a forged X-Forwarded-For must not get past the addresses that a key is bound to
+        # From nobody else: a forged X-Forwarded-For must not get past the addresses that a key is bound to.
+        proxy_headers=bool(trusted_proxies),
+        forwarded_allow_ips=list(trusted_proxies),
         backlog=backlog,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=max(1, round(drain_s)),

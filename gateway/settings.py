@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from pathlib import Path
 from typing import Literal
@@ -51,6 +52,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """E-mail address of the first admin, who is created at the first start."""
     public_url: str = ""
     """Address at which people reach this server, for links in mails; empty is the one that it listens on."""
+    trusted_proxies: str = ""
+    """Addresses or networks, with commas between them, of proxies in front of this server: whom they name in
+    X-Forwarded-For is the caller. Empty believes nobody."""
     smtp_url: str = ""
     """Mail server: smtp://user:password@host:587 (STARTTLS) or smtps://…:465; empty writes mails into the data folder.
     Give it as HEADRACE_SMTP_URL: other users of the machine can read command lines."""
@@ -108,6 +112,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             if not ok:
                 raise SettingError(f"--{option} {message}")
         self._check_mail()
+        try:
+            self.proxies  # noqa: B018 - it is read for its error
+        except ValueError as error:
+            raise SettingError("--trusted-proxies is not like 10.0.0.1,192.168.0.0/16") from error
 
     def _check_mail(self) -> None:
         try:
@@ -121,6 +129,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             raise SettingError(f"--mail-from is {error}") from error
         if self.public_url and not _PUBLIC_URL.fullmatch(self.public_url):
             raise SettingError("--public-url is not like https://headrace.example.com, without a slash at its end")
+
+    @property
+    def proxies(self) -> list[str]:
+        """Proxies in front of this server, as networks. ValueError."""
+        named = [name.strip() for name in self.trusted_proxies.split(",")] if self.trusted_proxies else []
+        return [str(ipaddress.ip_network(name)) for name in named]
 
     @property
     def issuers(self) -> list[IssuerConfig]:

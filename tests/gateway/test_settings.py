@@ -33,7 +33,7 @@ def test_every_field_has_an_option_and_a_help_text(capsys: pytest.CaptureFixture
             assert len(docs[name]) > 10
     people = shown.partition("people: ")[2].partition("engine:")[0]
     assert re.findall(r"^  --([a-z-]+)", people, re.MULTILINE) == [
-        *("public-url", "smtp-url", "mail-from"),
+        *("public-url", "trusted-proxies", "smtp-url", "mail-from"),
         *("oauth-issuer", "oauth-name", "oauth-client-id", "oauth-client-secret"),
     ]
 
@@ -132,6 +132,10 @@ def test_values_that_cannot_be_are_named(argv: list[str]) -> None:
         ("public-url", "https://headrace.example.com/#x"),
         ("public-url", "https://bob@headrace.example.com"),
         ("public-url", "javascript:alert(1)"),
+        ("trusted-proxies", "*"),
+        ("trusted-proxies", "10.0.0.1,"),
+        ("trusted-proxies", "10.0.0.1/8"),
+        ("trusted-proxies", "proxy.example.com"),
     ],
 )
 def test_where_mail_goes_and_what_its_links_begin_with_must_be_usable(option: str, value: str) -> None:
@@ -150,6 +154,7 @@ def test_where_mail_goes_and_what_its_links_begin_with_must_be_usable(option: st
         ["--mail-from", "The People of Headrace <no-reply@example.com>"],
         ["--public-url", "https://headrace.example.com:8443/pool"],
         ["--public-url", "http://[::1]:8000"],
+        ["--trusted-proxies", "10.0.0.1, 192.168.0.0/16,fd00::/8"],
     ],
 )
 def test_usable_ways_of_mail_and_addresses_are_taken(argv: list[str]) -> None:
