@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import select, update
 
-from marketplace.agent.wire import RetainedDisk
+from marketplace.agent.inventory_wire import RetainedDisk
 from marketplace.environments.rules import MACHINE
 from marketplace.environments.tables import saved_environment
 from marketplace.events.transitions import Scene, begun, transition

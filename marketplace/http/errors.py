@@ -21,6 +21,17 @@ class Code(StrEnum):
     INVALID_TRANSITION = "InvalidTransition"
     INVALID_SIGNATURE = "InvalidSignature"
     INVALID_EMAIL_TOKEN = "InvalidEmailToken"
+    CPU_SHARING_POLICY_REQUIRED = "CpuSharingPolicyRequired"
+    SHARED_POLICY_RESERVED = "SharedPolicyReserved"
+    CUSTOM_INSTANCES_DISABLED = "CustomInstancesDisabled"
+    IMAGE_DRIVER_MISMATCH = "ImageDriverMismatch"
+    NODE_DRAINING = "NodeDraining"
+    NODE_NOT_DRAINING = "NodeNotDraining"
+    NODE_NOT_DRAINED = "NodeNotDrained"
+    ENVIRONMENT_GONE = "EnvironmentGone"
+    EMPTY_QUOTA = "EmptyQuota"
+    QUOTA_EXCEEDS_NODE = "QuotaExceedsNode"
+    PROXY_CREDENTIALS_NOT_ALLOWED = "ProxyCredentialsNotAllowed"
     NOT_AUTHENTICATED = "NotAuthenticated"
     INVALID_TOKEN = "InvalidToken"
     EXPIRED_TOKEN = "ExpiredToken"
@@ -37,6 +48,9 @@ class Code(StrEnum):
     NOT_TEAM_MEMBER = "NotTeamMember"
     EMAIL_NOT_VERIFIED = "EmailNotVerified"
     REGISTRATION_CLOSED = "RegistrationClosed"
+    NOT_NODE_OPERATOR = "NotNodeOperator"
+    NOT_NETWORK_MEMBER = "NotNetworkMember"
+    WALLED_TO_ALLOCATIONS = "WalledToAllocations"
     NOT_FOUND = "NotFound"
     KEY_NOT_FOUND = "KeyNotFound"
     USER_NOT_FOUND = "UserNotFound"
@@ -45,6 +59,17 @@ class Code(StrEnum):
     INVITE_NOT_FOUND = "InviteNotFound"
     PROVIDER_NOT_FOUND = "ProviderNotFound"
     PAYMENT_NOT_FOUND = "PaymentNotFound"
+    DATACENTER_NOT_FOUND = "DatacenterNotFound"
+    INSTANCE_TYPE_NOT_FOUND = "InstanceTypeNotFound"
+    INSTANCE_NOT_FOUND = "InstanceNotFound"
+    NODE_NOT_FOUND = "NodeNotFound"
+    NETWORK_NOT_FOUND = "NetworkNotFound"
+    QUOTA_NOT_FOUND = "QuotaNotFound"
+    RESERVATION_NOT_FOUND = "ReservationNotFound"
+    VOLUME_NOT_FOUND = "VolumeNotFound"
+    RECIPE_NOT_FOUND = "RecipeNotFound"
+    PRESET_NOT_FOUND = "PresetNotFound"
+    SSH_KEY_NOT_FOUND = "SshKeyNotFound"
     METHOD_NOT_ALLOWED = "MethodNotAllowed"
     REQUEST_TIMEOUT = "RequestTimeout"
     CREDIT_IN_USE = "CreditInUse"
@@ -61,10 +86,22 @@ class Code(StrEnum):
     USER_PROTECTED = "UserProtected"
     IDEMPOTENCY_KEY_REUSED = "IdempotencyKeyReused"
     TOTP_ALREADY_ENABLED = "TotpAlreadyEnabled"
+    CAPACITY_RESERVED = "CapacityReserved"
+    INSUFFICIENT_CAPACITY = "InsufficientCapacity"
+    NOT_COVERED_BY_QUOTA = "NotCoveredByQuota"
+    NAME_EXISTS = "NameExists"
+    IN_USE = "InUse"
+    VOLUME_NAME_EXISTS = "VolumeNameExists"
+    VOLUME_ATTACHED = "VolumeAttached"
+    NETWORK_IN_USE = "NetworkInUse"
+    RESERVATION_BOUND = "ReservationBound"
+    NODE_IN_USE = "NodeInUse"
+    STALE_SESSION = "StaleSession"
     BODY_TOO_LARGE = "BodyTooLarge"
     RATE_LIMITED = "RateLimited"
     INTERNAL_ERROR = "InternalError"
     SERVICE_UNAVAILABLE = "ServiceUnavailable"
+    NODE_ALLOCATION_MODE_MIXED = "NodeAllocationModeMixed"
 
     @property
     def status(self) -> int:
@@ -86,6 +123,17 @@ _STATUS: dict[Code, int] = {
     Code.INVALID_TRANSITION: HTTPStatus.BAD_REQUEST,
     Code.INVALID_SIGNATURE: HTTPStatus.BAD_REQUEST,
     Code.INVALID_EMAIL_TOKEN: HTTPStatus.BAD_REQUEST,
+    Code.CPU_SHARING_POLICY_REQUIRED: HTTPStatus.BAD_REQUEST,
+    Code.SHARED_POLICY_RESERVED: HTTPStatus.BAD_REQUEST,
+    Code.CUSTOM_INSTANCES_DISABLED: HTTPStatus.BAD_REQUEST,
+    Code.IMAGE_DRIVER_MISMATCH: HTTPStatus.BAD_REQUEST,
+    Code.NODE_DRAINING: HTTPStatus.BAD_REQUEST,
+    Code.NODE_NOT_DRAINING: HTTPStatus.BAD_REQUEST,
+    Code.NODE_NOT_DRAINED: HTTPStatus.BAD_REQUEST,
+    Code.ENVIRONMENT_GONE: HTTPStatus.BAD_REQUEST,
+    Code.EMPTY_QUOTA: HTTPStatus.BAD_REQUEST,
+    Code.QUOTA_EXCEEDS_NODE: HTTPStatus.BAD_REQUEST,
+    Code.PROXY_CREDENTIALS_NOT_ALLOWED: HTTPStatus.BAD_REQUEST,
     Code.NOT_AUTHENTICATED: HTTPStatus.UNAUTHORIZED,
     Code.INVALID_TOKEN: HTTPStatus.UNAUTHORIZED,
     Code.EXPIRED_TOKEN: HTTPStatus.UNAUTHORIZED,
@@ -102,6 +150,9 @@ _STATUS: dict[Code, int] = {
     Code.NOT_TEAM_MEMBER: HTTPStatus.FORBIDDEN,
     Code.EMAIL_NOT_VERIFIED: HTTPStatus.FORBIDDEN,
     Code.REGISTRATION_CLOSED: HTTPStatus.FORBIDDEN,
+    Code.NOT_NODE_OPERATOR: HTTPStatus.FORBIDDEN,
+    Code.NOT_NETWORK_MEMBER: HTTPStatus.FORBIDDEN,
+    Code.WALLED_TO_ALLOCATIONS: HTTPStatus.FORBIDDEN,
     Code.NOT_FOUND: HTTPStatus.NOT_FOUND,
     Code.KEY_NOT_FOUND: HTTPStatus.NOT_FOUND,
     Code.USER_NOT_FOUND: HTTPStatus.NOT_FOUND,
@@ -110,6 +161,17 @@ _STATUS: dict[Code, int] = {
     Code.INVITE_NOT_FOUND: HTTPStatus.NOT_FOUND,
     Code.PROVIDER_NOT_FOUND: HTTPStatus.NOT_FOUND,
     Code.PAYMENT_NOT_FOUND: HTTPStatus.NOT_FOUND,
+    Code.DATACENTER_NOT_FOUND: HTTPStatus.NOT_FOUND,
+    Code.INSTANCE_TYPE_NOT_FOUND: HTTPStatus.NOT_FOUND,
+    Code.INSTANCE_NOT_FOUND: HTTPStatus.NOT_FOUND,
+    Code.NODE_NOT_FOUND: HTTPStatus.NOT_FOUND,
+    Code.NETWORK_NOT_FOUND: HTTPStatus.NOT_FOUND,
+    Code.QUOTA_NOT_FOUND: HTTPStatus.NOT_FOUND,
+    Code.RESERVATION_NOT_FOUND: HTTPStatus.NOT_FOUND,
+    Code.VOLUME_NOT_FOUND: HTTPStatus.NOT_FOUND,
+    Code.RECIPE_NOT_FOUND: HTTPStatus.NOT_FOUND,
+    Code.PRESET_NOT_FOUND: HTTPStatus.NOT_FOUND,
+    Code.SSH_KEY_NOT_FOUND: HTTPStatus.NOT_FOUND,
     Code.METHOD_NOT_ALLOWED: HTTPStatus.METHOD_NOT_ALLOWED,
     Code.REQUEST_TIMEOUT: HTTPStatus.REQUEST_TIMEOUT,
     Code.CREDIT_IN_USE: HTTPStatus.CONFLICT,
@@ -126,10 +188,22 @@ _STATUS: dict[Code, int] = {
     Code.USER_PROTECTED: HTTPStatus.CONFLICT,
     Code.IDEMPOTENCY_KEY_REUSED: HTTPStatus.CONFLICT,
     Code.TOTP_ALREADY_ENABLED: HTTPStatus.CONFLICT,
+    Code.CAPACITY_RESERVED: HTTPStatus.CONFLICT,
+    Code.INSUFFICIENT_CAPACITY: HTTPStatus.CONFLICT,
+    Code.NOT_COVERED_BY_QUOTA: HTTPStatus.CONFLICT,
+    Code.NAME_EXISTS: HTTPStatus.CONFLICT,
+    Code.IN_USE: HTTPStatus.CONFLICT,
+    Code.VOLUME_NAME_EXISTS: HTTPStatus.CONFLICT,
+    Code.VOLUME_ATTACHED: HTTPStatus.CONFLICT,
+    Code.NETWORK_IN_USE: HTTPStatus.CONFLICT,
+    Code.RESERVATION_BOUND: HTTPStatus.CONFLICT,
+    Code.NODE_IN_USE: HTTPStatus.CONFLICT,
+    Code.STALE_SESSION: HTTPStatus.CONFLICT,
     Code.BODY_TOO_LARGE: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     Code.RATE_LIMITED: HTTPStatus.TOO_MANY_REQUESTS,
     Code.INTERNAL_ERROR: HTTPStatus.INTERNAL_SERVER_ERROR,
     Code.SERVICE_UNAVAILABLE: HTTPStatus.SERVICE_UNAVAILABLE,
+    Code.NODE_ALLOCATION_MODE_MIXED: HTTPStatus.SERVICE_UNAVAILABLE,
 }
 _TYPES: dict[int, str] = {
     401: "authentication_error",

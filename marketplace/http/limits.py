@@ -13,7 +13,7 @@ from typing import Literal
 
 from marketplace.settings.rules import AppSettings
 
-RateClass = Literal["read", "write", "login", "charge", "webhook"]
+RateClass = Literal["read", "write", "login", "charge", "webhook", "rent"]
 SECOND = 1_000_000
 MAX_BUCKETS = 100_000
 
@@ -44,6 +44,7 @@ RATES: dict[RateClass, Rate] = {
     "login": Rate(20, 3 * SECOND),
     "charge": Rate(200, SECOND // 50),
     "webhook": Rate(300, SECOND // 60),
+    "rent": Rate(10, SECOND),
 }
 """What each class has unless the settings say otherwise. A service charges for all of its customers, and a payment
 provider tells of all payments from few addresses: both send much at once."""
@@ -60,6 +61,7 @@ def rates(settings: AppSettings) -> dict[RateClass, Rate]:
         "read": Rate(settings.read_burst, _MINUTE // settings.read_per_minute),
         "write": Rate(settings.write_burst, _MINUTE // settings.write_per_minute),
         "login": Rate(settings.login_burst, _MINUTE // settings.login_per_minute),
+        "rent": Rate(settings.rent_burst, _MINUTE // settings.rent_per_minute),
     }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -11,7 +10,6 @@ from marketplace.auth import sessions
 from marketplace.http.errors import Code, Refusal
 from marketplace.keys import service as keys
 from marketplace.keys.rules import PREFIXES, KeyFormatError, parse
-from marketplace.keys.service import KeyRow
 from marketplace.store.db import ReadUnit
 from marketplace.store.vault import Vault
 from marketplace.users import service as users
@@ -95,7 +93,7 @@ def _by_key(unit: ReadUnit, text: str, pepper: bytes, now: int, address: str) ->
     row = keys.find_usable(unit, secret, pepper, now)
     if row is None:
         raise invalid
-    if not _may_come_from(row, address):
+    if not keys.may_come_from(row, address):
         raise Refusal(Code.CREDENTIALS_NOT_PERMITTED, "The API key may not be used from this address.")
     if row.kind == "user":
         user = users.find(unit, row.owner_id)
@@ -107,13 +105,3 @@ def _by_key(unit: ReadUnit, text: str, pepper: bytes, now: int, address: str) ->
     if row.kind == "service":
         return Principal("service", row.id, "", OF_SERVICE_KEY, "service_key", row.id, None)
     raise Refusal(Code.CREDENTIALS_NOT_PERMITTED, f"A {row.kind} key is not for the management API.")
-
-
-def _may_come_from(row: KeyRow, address: str) -> bool:
-    if row.allowed_addresses is None:
-        return True
-    try:
-        caller = ipaddress.ip_address(address)
-    except ValueError:
-        return False
-    return any(caller in ipaddress.ip_network(network, strict=False) for network in row.allowed_addresses)

@@ -6,6 +6,7 @@ when it moved.
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Collection
 from typing import Any
 
@@ -269,6 +270,17 @@ def find_usable(unit: ReadUnit, secret: KeySecret, pepper: bytes, now: int) -> K
     found = unit.select(_BY_DIGEST, {"digest": digest(secret, pepper)}).one_or_none()
     row = None if found is None else _row(found)
     return None if row is None or (row.expires_at is not None and row.expires_at <= now) else row
+
+
+def may_come_from(row: KeyRow, address: str) -> bool:
+    """Say whether a key may be used from an address."""
+    if row.allowed_addresses is None:
+        return True
+    try:
+        caller = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    return any(caller in ipaddress.ip_network(network, strict=False) for network in row.allowed_addresses)
 
 
 def list_page(unit: ReadUnit, kind: KeyKind, owner_id: str | None, cursor: str | None, limit: int) -> list[KeyRow]:

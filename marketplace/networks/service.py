@@ -66,7 +66,8 @@ def lease_ports(
     now: int,
     random: Random,
 ) -> None:
-    """Publish ports of an instance, given as (port, protocol, the one asked for or None). NoPortError.
+    """Publish ports of an instance, given as (port, protocol, the number wished for or None), which it gets where it is
+    free. NoPortError.
 
     Where all nodes of a datacenter share an address, its row is locked: two that choose at once would choose the same.
     """
@@ -100,9 +101,7 @@ def lease_ports(
 
 
 def _free_port(home: Datacenter, taken: set[tuple[str, int]], proto: str, asked: int | None, random: Random) -> int:
-    if asked is not None:
-        if (proto, asked) in taken or not home.port_from <= asked <= home.port_to:
-            raise NoPortError(f"port {asked}/{proto} is not free")
+    if asked is not None and (proto, asked) not in taken and home.port_from <= asked <= home.port_to:
         return asked
     count = home.port_to - home.port_from + 1
     begin = int.from_bytes(random(4), "big") % count
