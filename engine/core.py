@@ -29,6 +29,7 @@ from engine.runner import Runner
 from engine.sampler import BROKEN, Sampled, Sampler
 from engine.scheduler import Applied, Limits, Scheduler, Work, decide, shape_of
 from engine.sizing import Shape, free_host_bytes, plan_kv
+from engine.watchdog import InFlight
 from engine.wire import (
     Counters,
     FinishReason,
@@ -329,6 +330,10 @@ class EngineCore:
             if ended[0] > oldest:
                 return
             del self._ended[request_id]
+
+    def in_flight(self) -> list[InFlight]:
+        """What the steps that run or were planned last compute."""
+        return self._scheduler.in_flight()
 
     def usage(self, request_ids: Iterable[str]) -> dict[str, Usage]:
         """Counters of those requests that are known: live, or ended within the retention."""

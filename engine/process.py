@@ -12,6 +12,8 @@ from pathlib import Path
 
 EXIT_CANNOT_START = 3
 """Exit status of a process that will not start however often it is tried: a bad configuration or model."""
+EXIT_STUCK = 4
+"""Exit status of an engine one of whose steps did not end."""
 LARGEST_ADDRESS = 107
 """Most bytes in the path of a Unix socket (sun_path, less the final zero)."""
 

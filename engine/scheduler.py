@@ -24,6 +24,7 @@ throwing each other out.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -33,6 +34,7 @@ from engine.kv_cache import BlockPool, Match
 from engine.prefill import Budget, Prefill
 from engine.request import Request, RequestError, RequestState
 from engine.step_time import UNPACED, Pace, StepShape, chunk_pairs
+from engine.watchdog import InFlight
 from engine.wire import FinishReason
 
 if TYPE_CHECKING:
@@ -208,6 +210,7 @@ class Scheduler:
         self.waiting: list[Request] = []
         self.short: list[Request] = []
         """of the waiting, those in the fast lane, the shortest first"""
+        self._planned: deque[list[Work]] = deque(maxlen=2)
         self._free_rows = list(range(limits.max_running - 1, -1, -1))
 
     def add(self, request: Request) -> None:
@@ -255,6 +258,7 @@ class Scheduler:
         work = decision.work
         if decision.admit:
             work = work + [self._admit(admission) for admission in decision.admit]
+        self._planned.append(work)
         return Applied(work, grown, [admission.request for admission in decision.admit], preempted)
 
     def _admit(self, admission: Admission) -> Work:
@@ -276,6 +280,15 @@ class Scheduler:
         request.rest = len(request.tokens)
         insort(self.waiting, request, key=_rank)
         return row
+
+    def in_flight(self) -> list[InFlight]:
+        """What the two steps planned last compute: where steps overlap, the one that runs is among them."""
+        return [
+            InFlight(request.request_id, request.prompt_len, request.computed, count)
+            for work in self._planned
+            for request, count in work
+            if request.state is RequestState.RUNNING
+        ]
 
     def computed(self, request: Request, end: int) -> None:
         """A step has run that computed request's tokens up to `end`: publish the pages they filled."""

@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 import xxhash
 
+from engine.watchdog import InFlight
 from engine.wire import Counters, FinishReason, Progress, Refused, Snapshot, Submit, TokenLogprobs, Usage, pack_tokens
 
 
@@ -55,6 +56,9 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Die without a word when this many tokens were said in all; 0 never."""
     stall_after_tokens: int = 0
     """Say nothing more when this many tokens were said in all; 0 never."""
+    hang_after_tokens: int = 0
+    """As a process: never come back from the step in which this many tokens were said in all, as with a device that
+    hangs; 0 never."""
     start_ms: float = 0.0
     """As a process: time until the socket appears."""
     fail_start: str = ""
@@ -92,6 +96,7 @@ class ScriptedCore:
         self.epoch = uuid.uuid4().hex
         self.stalled = False
         self.must_die = False
+        self.hangs = False
         self._clock = clock
         self._live: dict[str, _Stream] = {}
         self._running = 0
@@ -172,8 +177,18 @@ class ScriptedCore:
         for stream in due:
             if self._live.get(stream.request_id) is stream:
                 self._advance(stream)
+        while self.hangs:
+            time.sleep(60)
         said, self._said = self._said, []
         return said
+
+    def in_flight(self) -> list[InFlight]:
+        """The streams that are being answered."""
+        return [
+            InFlight(stream.request_id, stream.prompt, stream.prompt + stream.said, 1)
+            for stream in self._live.values()
+            if stream.counters.started
+        ]
 
     def usage(self, request_ids: Sequence[str]) -> dict[str, Usage]:
         """Counters of the streams that are known."""
@@ -258,6 +273,7 @@ class ScriptedCore:
             self._schedule(stream)
         said = self._totals.completion
         self.must_die = 0 < script.die_after_tokens <= said
+        self.hangs = 0 < script.hang_after_tokens <= said
         self.stalled = self.stalled or 0 < script.stall_after_tokens <= said
 
     def _draw(self, stream: _Stream, index: int) -> int:

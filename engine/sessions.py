@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 from engine.wire import (
     Abort,
     ClientFrame,
+    Counters,
     Progress,
     Refused,
     Snapshot,
@@ -76,8 +78,17 @@ class Sessions:
     Each request is said to end exactly once to its owner. Not thread-safe: the thread that steps the core calls it all.
     """
 
-    def __init__(self, core: Core, welcome: Welcome, *, clock: Callable[[], float], grace_s: float = 0.0) -> None:
-        """grace_s: how long requests of a lost connection run on, unless they are submitted again, before an abort."""
+    def __init__(
+        self,
+        core: Core,
+        welcome: Welcome,
+        *,
+        clock: Callable[[], float],
+        grace_s: float = 0.0,
+        watch: AbstractContextManager[None] | None = None,
+    ) -> None:
+        """grace_s: how long requests of a lost connection run on, unless they are submitted again, before an abort.
+        `watch` is entered around each step of the core."""
         self._core = core
         self._welcome = encode(welcome)
         self._clock = clock
@@ -87,6 +98,7 @@ class Sessions:
         self._aborters: dict[str, list[Peer]] = {}
         self._orphans: dict[str, float] = {}
         self._step_due = False
+        self._watch = watch or nullcontext()
         self.draining = False
         """While True, new requests are refused; those that run go on."""
 
@@ -149,7 +161,9 @@ class Sessions:
         """Step the core once and send each connection its share as one frame."""
         self._step_due = False
         outgoing: dict[Peer, list[Progress]] = {}
-        for progress in self._core.step():
+        with self._watch:
+            said = self._core.step()
+        for progress in said:
             request_id = progress.request_id
             owner = self._owner.get(request_id)
             if owner is not None:
@@ -161,6 +175,23 @@ class Sessions:
                         outgoing.setdefault(aborter, []).append(_ending(progress))
         for peer, said in outgoing.items():
             peer.send(encode(Step(said)))
+
+    def give_up(self, error: str) -> None:
+        """Tell everybody that their requests have failed, of a process that ends now: the core, which may be in the
+        midst of a step, is only read, and nothing is forgotten."""
+        known = self._core.usage(list(self._owner))
+        for peer, request_ids in self._requests.items():
+            said = [
+                Progress(
+                    request_id=request_id,
+                    counters=known[request_id].counters if request_id in known else Counters(),
+                    finish_reason="error",
+                    error=error,
+                )
+                for request_id in sorted(request_ids)
+            ]
+            if said:
+                peer.send(encode(Step(said)))
 
     def _submit(self, peer: Peer, submit: Submit) -> None:
         request_id = submit.request_id

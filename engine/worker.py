@@ -8,6 +8,7 @@ which they are known, and nothing is shared that would need a lock. When there i
 from __future__ import annotations
 
 import argparse
+import contextlib
 import faulthandler
 import gc
 import logging
@@ -24,8 +25,17 @@ from typing import Protocol
 import msgspec
 
 from engine.config import EngineConfig
-from engine.process import EXIT_CANNOT_START, arguments, die_with_parent, listen, orphaned, remove
+from engine.process import (
+    EXIT_CANNOT_START,
+    EXIT_STUCK,
+    arguments,
+    die_with_parent,
+    listen,
+    orphaned,
+    remove,
+)
 from engine.sessions import Core, Sessions
+from engine.watchdog import InFlight, Watchdog
 from engine.weights.errors import WeightsError
 from engine.wire import PROTOCOL, FrameReader, Welcome, WireError, decode_client
 
@@ -53,6 +63,10 @@ class LoadedCore(Core, Protocol):
     @property
     def vocab_size(self) -> int:
         """Token ids are below this."""
+        ...
+
+    def in_flight(self) -> list[InFlight]:
+        """What is being computed; asked from another thread, when a step does not end."""
         ...
 
 
@@ -86,6 +100,12 @@ class Connection:
             self.flush()
         if len(self._unsent) > self._limit:
             self.broken = f"it has not read {len(self._unsent)} bytes"
+
+    def finish(self, patience_s: float) -> None:
+        """Write what waits, all of it, within the patience; the connection is of no use afterwards."""
+        self.sock.settimeout(patience_s)
+        with contextlib.suppress(OSError):
+            self.sock.sendall(self._unsent)
 
     def flush(self) -> None:
         """Write what waits, as far as the socket takes it."""
@@ -138,6 +158,12 @@ class Server:
                     return
                 next_check = time.monotonic() + PARENT_CHECK_S
         self._last_words()
+
+    def give_up(self, error: str) -> None:
+        """Tell all clients that their requests have failed, from another thread than run()'s, which hangs in a step."""
+        self._sessions.give_up(error)
+        for connection in self._connections:
+            connection.finish(LAST_WORDS_S)
 
     def _patience(self) -> float:
         """Seconds to sleep in the selector at most."""
@@ -278,7 +304,22 @@ def _serve(
         kv_tokens=core.kv_tokens,
         pid=os.getpid(),
     )
-    sessions = Sessions(core, welcome, clock=time.monotonic, grace_s=options.grace_s)
+
+    def stuck(seconds: float) -> None:
+        """A step does not end: say so, with what it computes and where it hangs, fail its requests, end the process."""
+        try:
+            error = f"a step has not ended for {seconds:g} s"
+            batch = [part._asdict() for part in core.in_flight()]
+            log.error("stuck %s", msgspec.json.encode({"seconds": seconds, "in_flight": batch}).decode())
+            faulthandler.dump_traceback(all_threads=True)
+            print(f"error: {error}", file=sys.stderr, flush=True)
+            server.give_up(f"{error}; the engine starts again")
+            remove(path, inode)
+        finally:
+            os._exit(EXIT_STUCK)  # no clean end is possible beside a thread that hangs
+
+    watchdog = Watchdog(config.step_timeout_s, stuck, last_resort=True)
+    sessions = Sessions(core, welcome, clock=time.monotonic, grace_s=options.grace_s, watch=watchdog)
     server = Server(
         listener,
         sessions,
@@ -290,12 +331,14 @@ def _serve(
         "ready in %.2f s: context %d, KV cache %d tokens", time.monotonic() - started, core.max_context, core.kv_tokens
     )
     try:
+        watchdog.start()
         server.run()
     except Exception as error:  # the edge of the process: clients see the connection end, the log says why
         log.exception("the engine failed")
         print(f"error: {type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
         return 1
     finally:
+        watchdog.stop()
         remove(path, inode)
     return 0
 

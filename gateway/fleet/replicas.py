@@ -70,6 +70,11 @@ class Patience(msgspec.Struct, frozen=True):
     kill_s: float = 3.0
     """Between the end of a drain and SIGKILL."""
 
+    @staticmethod
+    def of(config: EngineConfig) -> Patience:
+        """As this engine needs it: its own watchdog, which can say what hangs, gets the time to."""
+        return Patience(stall_s=max(60.0, 2 * config.step_timeout_s))
+
 
 class Replica:
     """Keeps one engine process running and its client connected. Belongs to one event loop.
@@ -108,7 +113,7 @@ class Replica:
         self._command = tuple(command)
         self._drain_s = drain_s
         self._backoff = backoff or Backoff()
-        self._patience = patience or Patience()
+        self._patience = patience or Patience.of(config)
         self._clock = clock
         self._sleep = sleep
         self._on_state: list[Callable[[Replica], None]] = []
