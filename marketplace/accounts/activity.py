@@ -7,6 +7,7 @@ from collections.abc import Collection
 import msgspec
 from sqlalchemy import bindparam, func, select
 
+from marketplace.instances.tables import instance
 from marketplace.ledger.book import CUSTOMER
 from marketplace.ledger.tables import account
 from marketplace.payments.tables import payment
@@ -44,5 +45,8 @@ def pending_payments(unit: ReadUnit, account_id: str) -> int:
 
 def live_instances(unit: ReadUnit, account_ids: Collection[str] | None = None) -> dict[str, int]:
     """Return how many machines each account has that are not over, of these accounts or of all; an account without any
-    is absent. No machine can be rented yet, so none has any."""
-    return {}
+    is absent."""
+    wanted = select(instance.c.account_id, func.count()).where(instance.c.ended_at.is_(None))
+    if account_ids is not None:
+        wanted = wanted.where(instance.c.account_id.in_(sorted(account_ids)))
+    return {account_id: int(number) for account_id, number in unit.select(wanted.group_by(instance.c.account_id))}

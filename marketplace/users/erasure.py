@@ -1,9 +1,10 @@
 """Erasure: a person goes, the books stay.
 
 What names the person or lets them in is deleted: address, name, password, sessions, second factor, keys, identities
-elsewhere, mail and invites. What the platform must keep (their account and everything posted on it, usage, teams, the
-audit log) stays as it is and from then on leads to a row of `users` that holds nothing but ids and times. The address
-is free again: whoever registers with it is a new person.
+elsewhere, mail and invites, their recipes and presets, and the passwords of machines that they had. What the platform
+must keep (their account and everything posted on it, usage, teams, the audit log) stays as it is and from then on
+leads to a row of `users` that holds nothing but ids and times. The address is free again: whoever registers with it is
+a new person.
 """
 
 from __future__ import annotations
@@ -11,18 +12,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import msgspec
-from sqlalchemy import ColumnElement, Table, delete, func, or_, select, update
+from sqlalchemy import ColumnElement, Select, Table, delete, func, or_, select, update
 
 from marketplace.accounts.activity import live_instances
 from marketplace.auth.oauth_tables import oauth_identity, oauth_state
 from marketplace.auth.tables import email_token, partial_login, session, totp
 from marketplace.http.tables import idempotency
+from marketplace.instances.tables import instance
 from marketplace.keys.tables import api_key
 from marketplace.ledger.tables import entry, hold, ledger_tx
 from marketplace.notify.tables import outbox
 from marketplace.payments import service as payments
+from marketplace.presets.tables import instance_preset
 from marketplace.providers.tables import provider_customer, provider_member
+from marketplace.recipes.tables import recipe, recipe_tag
 from marketplace.services import service as services
+from marketplace.ssh_keys.tables import ssh_key
 from marketplace.store import epochs
 from marketplace.store.db import ReadUnit, WriteUnit
 from marketplace.teams import service as teams
@@ -79,6 +84,8 @@ def obstacles(unit: ReadUnit, user: User) -> list[Obstacle]:
 def erase(unit: WriteUnit, user: User, now: int) -> Erased:
     """Erase a person whom nothing protects. All of it happens in this unit, or nothing."""
     departures = tuple(teams.leave_all(unit, user.id, now))
+    unit.execute(delete(recipe_tag).where(recipe_tag.c.recipe_id.in_(_recipes(user))))
+    unit.execute(update(instance).where(instance.c.account_id == user.account_id).values(secret=None))
     epochs.bump(unit, epochs.KEYS)  # whoever keeps keys in memory forgets theirs
     hard_deleted = {
         **{name: _delete(unit, table, condition) for name, table, condition in _personal(user)},
@@ -124,7 +131,15 @@ def _personal(user: User) -> list[tuple[str, Table, ColumnElement[bool]]]:
         ("kept_answers", idempotency, idempotency.c.principal_id == user.id),
         ("provider_memberships", provider_member, provider_member.c.user_id == user.id),
         ("provider_customers", provider_customer, provider_customer.c.user_id == user.id),
+        ("ssh_keys", ssh_key, (ssh_key.c.owner_kind == "user") & (ssh_key.c.owner_id == user.id)),
+        ("instance_presets", instance_preset, instance_preset.c.user_id == user.id),
+        ("recipes", recipe, recipe.c.id.in_(_recipes(user))),
     ]
+
+
+def _recipes(user: User) -> Select[str]:
+    mine: Select[str] = select(recipe.c.id).where(recipe.c.owner_kind == "user", recipe.c.owner_id == user.id)
+    return mine
 
 
 def _delete(unit: WriteUnit, table: Table, condition: ColumnElement[bool]) -> int:

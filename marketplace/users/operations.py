@@ -378,6 +378,7 @@ OPERATIONS: tuple[Operation[Any], ...] = (
                     "api_keys": 2,
                     "ssh_keys": 0,
                     "recipes": 0,
+                    "instance_presets": 0,
                     "volumes": 0,
                     "sessions": 3,
                     "partial_logins": 0,

@@ -181,8 +181,9 @@ class HardDeleted(Wire):
     """How many rows were deleted, by kind."""
 
     api_keys: int
-    ssh_keys: int = 0
-    recipes: int = 0
+    ssh_keys: int
+    recipes: int
+    instance_presets: int
     volumes: int = 0
     sessions: int
     partial_logins: int

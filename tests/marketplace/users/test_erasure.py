@@ -15,6 +15,9 @@ from marketplace.auth.oauth_tables import oauth_identity, oauth_state
 from marketplace.keys.tables import api_key
 from marketplace.ledger.audit import audit
 from marketplace.notify import outbox
+from marketplace.presets.tables import instance_preset
+from marketplace.recipes.tables import recipe, recipe_tag
+from marketplace.ssh_keys.tables import ssh_key
 from marketplace.teams import service as teams
 from marketplace.teams.rules import Actor
 from marketplace.users import erasure
@@ -22,7 +25,7 @@ from marketplace.users import service as users
 from marketplace.users.tables import users as users_table
 
 if TYPE_CHECKING:
-    from marketplace.store.db import Database
+    from marketplace.store.db import Database, WriteUnit
     from tests.marketplace.conftest import Caller, Office, Shop
 
 EMAIL = "Zeb.Quux@Erasure-Example.ORG"
@@ -76,6 +79,7 @@ def leave_traces(office: Office, zeb: Caller, admin: Caller, shop: Shop) -> str:
         unit.execute(
             insert(oauth_state).values(digest=b"d", provider="id", user_id=zeb.id, sealed=b"s", expires_at=2**60)
         )
+        _leave_shapes(unit, zeb)
         alone = teams.create(unit, name="alone", owner_id=zeb.id, now=office.clock(), random=office.random)
         shared = teams.create(unit, name="shared", owner_id=zeb.id, now=office.clock(), random=office.random)
         joined = users.find(unit, other.id)
@@ -86,6 +90,20 @@ def leave_traces(office: Office, zeb: Caller, admin: Caller, shop: Shop) -> str:
         unit.execute(update(api_key).where(api_key.c.id == other.key_id).values(created_by=zeb.id))
     assert alone.id != shared.id
     return shared.id
+
+
+def _leave_shapes(unit: WriteUnit, zeb: Caller) -> None:
+    """A key, a recipe and a preset of theirs."""
+    mine = {"owner_kind": "user", "owner_id": zeb.id, "created_at": 1}
+    key = {"public_key": f"ssh-ed25519 AAAA {EMAIL}", "fingerprint": "SHA256:x"}
+    unit.execute(insert(ssh_key).values(id="k", name="laptop", **mine, **key))
+    details = {"description": "", "kind": "Docker", "details": f'{{"image": "{NAME}"}}'}
+    unit.execute(insert(recipe).values(id="r", name=NAME, **mine, **details))
+    unit.execute(insert(recipe_tag).values(recipe_id="r", tag=NAME))
+    shape = {"gpu_count": 1, "vcpu": 4, "dram": 1, "disk": 1}
+    unit.execute(
+        insert(instance_preset).values(id="p", user_id=zeb.id, shape_hash="h", created_at=1, last_used_at=1, **shape)
+    )
 
 
 def erase(office: Office, who: Caller, admin: Caller, *, dry_run: bool = False) -> Any:
@@ -140,6 +158,9 @@ def test_nothing_names_the_person_and_the_books_are_as_they_were(
         "sign_ins": 1,
         "mails": 2,
         "invites": 1,
+        "ssh_keys": 1,
+        "recipes": 1,
+        "instance_presets": 1,
     }
     assert report["anonymized"] == {
         "fraud_activities": 0,
