@@ -31,7 +31,7 @@ STRAY_ROUNDS = 2
 
 Verb = Literal["start", "stop", "pause", "resume"]
 
-_OFF = frozenset({"Shutoff", "Crashed", "Created", "Exited", "Dead", "NoState"})
+_OFF = frozenset({"Shutoff", "Crashed", "Created", "Exited", "Dead"})
 _ON = frozenset({"Running", "Blocked", "Restarting"})
 _PAUSED = frozenset({"Paused", "PMSuspended"})
 
@@ -189,10 +189,12 @@ def _present(
     return _publications(instance, seen)
 
 
-def _converge(instance: DesiredInstance, seen: Seen) -> Action:
-    """One step of power towards a wish that has not held yet."""
+def _converge(instance: DesiredInstance, seen: Seen) -> Action | None:
+    """One step of power towards a wish that has not held yet; None while its power is not known, or on its way."""
     done = Applied(instance.id, instance.gen, instance.want)
     power = seen.power
+    if power not in _OFF | _ON | _PAUSED:
+        return None
     if instance.want == "Running":
         if power in _OFF:
             return Power(instance.id, "start")
