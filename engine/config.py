@@ -52,6 +52,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Run a step of the model as one operation where the kernels have one for it; the results are the same bits."""
     step_tokens: int = 256
     """Token budget of one step: running sequences first, the rest is prefill, in chunks."""
+    overlap: bool = True
+    """Decide and launch a step while the one before it still runs, on devices that compute by themselves."""
     max_step_ms: float = 0.0
     """Longest step aimed at, in milliseconds: prompts are cut so that running sequences get their next token in time;
     0 computes step_tokens however long they take.

@@ -1,8 +1,12 @@
-"""EngineCore: requests in, tokens out. Each step is decide → apply → execute → collect.
+"""EngineCore: requests in, tokens out. Each step is decide → apply → prepare → launch → collect.
+
+On a device that computes by itself the host is a step ahead: it decides and launches step N + 1 while step N runs, and
+then collects step N. The tokens of step N are placeholders until then; what step N + 1 reads of them lies on the
+device.
 
 Single-threaded: one thread submits, aborts and steps. A request has exactly one end, whatever happens: stop, length,
-abort or error. `abort` may come at any moment, during a step too (a model may call back): results of work that became
-void carry an old epoch and are dropped.
+abort or error. It may come at any moment, while steps are on their way too: results of work that became void carry an
+old epoch and are dropped. Pages and rows are free at once, because whatever is launched later runs later.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ import secrets
 import time
 import uuid
 from array import array
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
@@ -21,15 +25,16 @@ from torch import Tensor
 
 from engine.batch import ForwardBatch, KVTensors
 from engine.config import EngineConfig
+from engine.device import CpuDevice, Device
+from engine.exact import ExactSteps
 from engine.first_token import FirstTokens
 from engine.kv_cache import BlockPool
 from engine.metrics import EngineMetrics
 from engine.request import Request, RequestError
-from engine.runner import Runner
-from engine.sampler import BROKEN, Sampled, Sampler
-from engine.scheduler import Applied, Limits, Scheduler, Work, decide, shape_of
+from engine.runner import Flight, Runner
+from engine.sampler import BROKEN, Sampler
+from engine.scheduler import Applied, Limits, Scheduler, decide, shape_of
 from engine.sizing import Shape, free_host_bytes, plan_kv
-from engine.watchdog import InFlight
 from engine.wire import (
     Counters,
     FinishReason,
@@ -82,15 +87,16 @@ class EngineCore:
         *,
         clock: Callable[[], float] = time.monotonic,
         draw_seed: Callable[[], int] = lambda: secrets.randbits(63),
-        device: str = "cpu",
+        device: Device | None = None,
         free_bytes: int | None = None,
     ) -> None:
         shape = model.config
+        device = device or CpuDevice()
         plan = plan_kv(
             config,
             shape,
             packed=model.packed,
-            device=device,
+            device=device.name,
             free_bytes=free_host_bytes() if free_bytes is None else free_bytes,
         )
         self.config = config
@@ -123,17 +129,20 @@ class EngineCore:
             page_size=plan.page_size,
             head_dim=shape.head_dim,
             dtype=getattr(torch, plan.dtype),
-            device=device,
+            device=device.name,
         )
-        self._runner = Runner(
+        steps = ExactSteps(
             model,
             kv,
             Sampler(shape.vocab_size, max_running),
             max_running=max_running,
             step_tokens=config.step_tokens,
             max_context=plan.max_context,
-            device=device,
+            place=device.name,
         )
+        self._runner = Runner(steps, device, max_running, plan.page_size)
+        self._flights: deque[Flight] = deque()
+        self._ahead = int(config.overlap and device.asynchronous)
         self._live: dict[str, Request] = {}
         self._ended: OrderedDict[str, Ended] = OrderedDict()
         self._arrivals = 0
@@ -202,77 +211,91 @@ class EngineCore:
         self._outbox.append(Progress(request_id=request_id, counters=counters, finish_reason="abort"))
 
     def has_work(self) -> bool:
-        """True when step() has something to compute or to say."""
-        return bool(self._live or self._outbox)
+        """True when step() has something to compute, to wait for or to say."""
+        return bool(self._live or self._outbox or self._flights)
 
     def step(self) -> list[Progress]:
-        """Compute one step if there is anything to compute; return what there is to say, in order."""
-        if self._live:
-            started = self._clock()
-            self._forget(started)
-            applied = self._scheduler.apply(decide(self._scheduler.view(), self._limits, self._first_tokens.pace))
-            if not applied.work:
-                raise RequestError(f"{len(self._live)} requests live, but none can be scheduled")
-            self._runner.sync(applied)
-            self._count(applied, started)
-            shape = shape_of(applied.work)
-            self._execute(applied.work)
-            done = self._clock()
-            self._first_tokens.times.finished(shape, started, done)
-            self.metrics.last_step_ms = (done - started) * 1e3
-            self.metrics.step_ms.observe(self.metrics.last_step_ms)
+        """Launch one step if there is anything to compute, collect one that is due; return what there is to say, in
+        order."""
+        launched = bool(self._live) and self._launch()
+        if self._flights and (len(self._flights) > self._ahead or not launched):
+            self._collect(self._flights.popleft())
         said, self._outbox = self._outbox, []
         return said
 
-    def _count(self, applied: Applied, now: float) -> None:
+    def _launch(self) -> bool:
+        """Decide, prepare and launch a step; False where all that is left to compute is on its way."""
+        started = self._clock()
+        self._forget(started)
+        applied = self._scheduler.apply(decide(self._scheduler.view(), self._limits, self._first_tokens.pace))
+        if not applied.work:
+            if not self._flights:
+                raise RequestError(f"{len(self._live)} requests live, but none can be scheduled")
+            return False
+        shape = shape_of(applied.work)
+        flight = self._runner.prepare(applied)
+        flight.shape = shape
+        flight.started = started
+        self._count(applied, flight.packed.tokens, started)
+        try:
+            self._runner.launch(flight)
+        except Exception as error:  # a supervision boundary: whatever a model raises ends this step's requests only
+            self._fail(flight, error)
+            return True
+        self._flights.append(flight)
+        return True
+
+    def _fail(self, flight: Flight, error: Exception) -> None:
+        log.error("a step of %d requests failed", len(flight.work), exc_info=error)
+        for (request, _), epoch in zip(flight.work, flight.epochs, strict=True):
+            if request.epoch == epoch:
+                self._end(request, "error", error=f"the model failed: {type(error).__name__}: {error}")
+
+    def _count(self, applied: Applied, tokens: int, now: float) -> None:
         metrics = self.metrics
         metrics.steps += 1
         metrics.preemptions += len(applied.preempted)
-        tokens = sum(count for _, count in applied.work)
         metrics.computed_tokens += tokens
         metrics.step_tokens.observe(tokens)
         for request in applied.admitted:
-            if not request.started:
+            if request.epoch == 0:  # it has not run before
                 metrics.prompt_tokens += request.prompt_len
                 metrics.cached_tokens += request.prompt_cached
                 metrics.queue_seconds.observe(now - request.queued_at)
 
-    def _execute(self, work: list[Work]) -> None:
-        epochs = [request.epoch for request, _ in work]
+    def _collect(self, flight: Flight) -> None:
+        """Wait for a step, append the sampled tokens and say so. Requests that have left since are passed over."""
         try:
-            sampling, sampled = self._runner.execute(work)
-        except Exception as error:  # a supervision boundary: whatever a model raises ends this step's requests only
-            log.exception("a step of %d requests failed", len(work))
-            for (request, _), epoch in zip(work, epochs, strict=True):
-                if request.epoch == epoch:
-                    self._end(request, "error", error=f"the model failed: {type(error).__name__}: {error}")
+            sampled = self._runner.collect(flight)
+        except Exception as error:  # a supervision boundary, as at the launch
+            self._fail(flight, error)
             return
-        for (request, _), epoch in zip(work, epochs, strict=True):
-            if request.epoch == epoch:
-                request.dispatch()
-                self._scheduler.computed(request, request.computed)
-        self._collect(sampling, sampled)
-
-    def _collect(self, sampling: list[Request], sampled: Sampled) -> None:
-        """Append the sampled tokens and say so. A request that ended while the step ran is no longer live."""
         now = self._clock()
+        self._first_tokens.times.finished(flight.shape, flight.started, now)
+        self.metrics.last_step_ms = (now - flight.started) * 1e3
+        self.metrics.step_ms.observe(self.metrics.last_step_ms)
+        computed = self._scheduler.computed
+        for (request, _), epoch, end in zip(flight.work, flight.epochs, flight.ends, strict=True):
+            if request.epoch == epoch:
+                computed(request, end)
         metrics, outbox, logprobs = self.metrics, self._outbox, sampled.logprobs
-        for index, (request, token) in enumerate(zip(sampling, sampled.tokens, strict=True)):
-            if request.finish_reason is not None:
+        for index, (request, epoch, token) in enumerate(
+            zip(flight.sampling, flight.sampling_epochs, sampled.tokens, strict=True)
+        ):
+            if request.epoch != epoch:
                 continue
             if token == BROKEN:
                 self._end(request, "error", error="the model's logits are not finite")
                 continue
-            tokens = request.tokens
-            tokens.append(token)
+            known = request.sampled(token)
             metrics.completion_tokens += 1
-            if len(tokens) == request.prompt_len + 1:
+            if known == request.prompt_len + 1:
                 metrics.first_token_seconds.observe(now - request.queued_at)
             entry = [logprobs[index]] if index in logprobs else None
             if token in request.stops:
                 request.stop_token = token
                 self._end(request, "stop", token=token, logprobs=entry)
-            elif len(tokens) == request.limit:
+            elif known == request.limit:
                 self._end(request, "length", token=token, logprobs=entry)
             else:
                 outbox.append(
@@ -297,7 +320,6 @@ class EngineCore:
         now = self._clock()
         if request.row >= 0:
             self._first_tokens.departs(now)
-            self._runner.release(request.row)
         self._scheduler.finish(request, reason)
         del self._live[request.request_id]
         counters = request.counters
@@ -330,10 +352,6 @@ class EngineCore:
             if ended[0] > oldest:
                 return
             del self._ended[request_id]
-
-    def in_flight(self) -> list[InFlight]:
-        """What the steps that run or were planned last compute."""
-        return self._scheduler.in_flight()
 
     def usage(self, request_ids: Iterable[str]) -> dict[str, Usage]:
         """Counters of those requests that are known: live, or ended within the retention."""

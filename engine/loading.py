@@ -14,6 +14,7 @@ import torch
 import kernels
 from engine.config import EngineConfig
 from engine.core import EngineCore, Model
+from engine.device import Device, open_device
 from engine.models.registry import load_model
 from engine.sampling_params import SamplingParams
 from engine.sizing import MIB
@@ -55,9 +56,10 @@ def load(config: EngineConfig, *, clock: Callable[[], float] = time.monotonic) -
     lap("kernels")
     model = load_model(source, config, ops)
     lap("weights")
-    warm_up(config, model, ops, device)
+    place = open_device(device)
+    warm_up(config, model, ops, place)
     lap("warm-up")
-    core = EngineCore(config, model, ops, clock=clock, device=device)
+    core = EngineCore(config, model, ops, clock=clock, device=place)
     lap("KV cache")
     plan = core.plan
     log.info(
@@ -80,7 +82,7 @@ def load(config: EngineConfig, *, clock: Callable[[], float] = time.monotonic) -
     return core
 
 
-def warm_up(config: EngineConfig, model: Model, ops: Ops | None, device: str) -> None:
+def warm_up(config: EngineConfig, model: Model, ops: Ops | None, device: Device | None = None) -> None:
     """Run a prompt and a few decode steps, greedy and sampled, on a small engine of their own that is then dropped."""
     length = min(WARM_UP_CONTEXT, model.config.max_position)
     small = msgspec.structs.replace(config, kv_memory_mib=0, max_context=0, max_running=2, step_tokens=length)

@@ -1,155 +1,135 @@
-"""One forward pass: packs a step's work into tensors, runs the model, samples. Feature code does not live here.
+"""One step over the device: packs the work, gives it to the device, reads the new tokens when they are there.
 
-Every running request owns a stable row. Its page table is a row of `_pages`, extended as pages are added, so a step's
-tables are one gather. A step writes into buffers that are allocated once. Decodes come first in the work and are packed
-by array arithmetic alone; only chunks of prompts cost Python per request. Rows are never padded or reordered in a way
-that a row's result could depend on.
+Every running request owns a stable row of the tables that the device keeps. `prepare` decides all that the device will
+be told, `launch` gives it to the device, `collect` waits for what came of it; between the last two the host may prepare
+and launch the next step, because what that one reads of this one lies on the device. Rows are never padded or reordered
+in a way that a row's result could depend on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
 import torch
-from torch import Tensor
 
-from engine.batch import ForwardBatch, KVTensors
+from engine.device import Device, Pending, Result
+from engine.packing import Packed, StepPacker
 from engine.request import Request
-from engine.sampler import Sampled, Sampler
+from engine.sampler import RowState, Sampled, plain
 from engine.scheduler import Applied, Work
+from engine.step_time import StepShape
+from kernels.step_layout import StepLayout
 
-Int32s = npt.NDArray[np.int32]
+
+@dataclass(slots=True)
+class Flight:
+    """A step from the moment it is prepared until its results are known. A request takes part in the epoch that it had
+    then; results for another epoch are void."""
+
+    work: Sequence[Work]
+    epochs: list[int]
+    sampling_epochs: list[int]
+    """of those that get a token"""
+    ends: list[int]
+    """how many tokens of each are computed afterwards"""
+    packed: Packed
+    admitted: list[tuple[int, RowState | None]]
+    """rows that got a new owner, with its sampling"""
+    plain: bool
+    """every row takes its largest logit"""
+    sampled: Sampled | None = None
+    """what the host's sampler chose"""
+    pending: Pending | None = None
+    started: float = 0.0
+    """by the engine's clock"""
+    shape: StepShape = StepShape(0, 0, 0, 0)  # noqa: RUF009 - a tuple cannot change
+
+    @property
+    def sampling(self) -> list[Request]:
+        """Requests that get a token."""
+        return self.packed.sampling
 
 
-class Model(Protocol):
-    """What the runner needs of a model."""
+class Steps(Protocol):
+    """A model with the tables of its rows: what runs on the device."""
 
-    def forward(self, batch: ForwardBatch, kv: KVTensors) -> Tensor:
-        """Write the step's keys and values and return float32 logits [R, vocab] of batch.logit_rows (R may be 0)."""
+    def bucket(self, tokens: int, seqs: int) -> StepLayout:
+        """The layout in which a step of so many tokens and sequences is packed."""
+        ...
+
+    @property
+    def largest(self) -> StepLayout:
+        """The layout with the largest buffer."""
+        ...
+
+    def __call__(self, flight: Flight) -> Result:
+        """Run a step: read its buffers, write its keys and values, choose its tokens and write them into the token
+        table. Returns the tensors that `tokens` reads, on the device."""
+        ...
+
+    def tokens(self, flight: Flight, result: Result) -> Sampled:
+        """What was chosen, from the results in host memory."""
         ...
 
 
+@dataclass(slots=True)
 class Runner:
-    """Device state of the running requests, and the pass over them."""
+    """The steps of one engine."""
 
-    def __init__(
-        self,
-        model: Model,
-        kv: KVTensors,
-        sampler: Sampler,
-        *,
-        max_running: int,
-        step_tokens: int,
-        max_context: int,
-        device: str = "cpu",
-    ) -> None:
-        self._model = model
-        self._kv = kv
-        self._sampler = sampler
-        self._device = device
-        self._page_size = kv.page_size
-        self._pages: Int32s = np.zeros((max_running, -(-max_context // kv.page_size)), dtype=np.int32)
-        self._tokens: Int32s = np.empty(step_tokens, dtype=np.int32)
-        self._positions: Int32s = np.empty(step_tokens, dtype=np.int32)
-        self._slots: Int32s = np.empty(step_tokens, dtype=np.int32)
-        self._starts: Int32s = np.arange(max_running + 1, dtype=np.int32)
-        self._lens: Int32s = np.empty(max_running, dtype=np.int32)
-        self._arange: Int32s = np.arange(step_tokens, dtype=np.int32)
+    steps: Steps
+    device: Device
+    rows: int
+    page_size: int
+    _packer: StepPacker = field(init=False)
+    _plain: list[bool] = field(init=False)
 
-    def sync(self, applied: Applied) -> None:
-        """Bring rows up to date with what the scheduler did."""
-        for _request, row in applied.preempted:
-            self._sampler.release(row)
-        for request in applied.admitted:
-            self._pages[request.row, : len(request.pages)] = request.pages
-            self._pages[request.row, len(request.pages) :] = 0
-            self._sampler.admit(request)
-        for request in applied.grown:
-            count = len(request.pages)
-            self._pages[request.row, count - 1] = request.pages[count - 1]
-
-    def release(self, row: int) -> None:
-        """A request has left its row."""
-        self._sampler.release(row)
-
-    def execute(self, work: Sequence[Work]) -> tuple[list[Request], Sampled]:
-        """Run the model over `work` (decodes first) and sample for the requests whose tokens are all computed then.
-
-        Returns those requests and their next tokens, in the same order.
-        """
-        batch, sampling = self._pack(work)
-        with torch.inference_mode():
-            logits = self._model.forward(batch, self._kv)
-            if not sampling:
-                return sampling, Sampled([])
-            return sampling, self._sampler.sample(logits, sampling)
-
-    def _pack(self, work: Sequence[Work]) -> tuple[ForwardBatch, list[Request]]:
-        decodes = 0
-        sampling = []
-        for request, count in work:
-            if count != 1 or request.scheduled != len(request.tokens):
-                break
-            sampling.append(request)
-            decodes += 1
-        seqs = len(work)
-        page_size = self._page_size
-        rows = np.array([request.row for request, _ in work], dtype=np.intp)
-        lens = self._lens[:seqs]
-        lens[:] = [request.scheduled for request, _ in work]
-        table: Int32s = self._pages[:, : -(-int(lens.max()) // page_size)].take(rows, axis=0)
-        tokens, positions, slots = self._tokens, self._positions, self._slots
-        if decodes:
-            tokens[:decodes] = [request.tokens[-1] for request in sampling]
-            np.subtract(lens[:decodes], 1, out=positions[:decodes])
-        if decodes == seqs:
-            total = decodes
-            starts = self._starts[: seqs + 1]
-            logit_rows = np.arange(decodes, dtype=np.int64)
-            owners: npt.NDArray[np.int32] = self._arange[:decodes]
-        else:
-            total, starts, logit_rows, owners = self._pack_chunks(work, decodes, sampling)
-        at = positions[:total]
-        slots[:total] = table[owners, at // page_size] * page_size + at % page_size
-        return (
-            ForwardBatch(
-                token_ids=self._tensor(tokens[:total]),
-                positions=self._tensor(at),
-                slots=self._tensor(slots[:total]),
-                q_starts=self._tensor(starts),
-                kv_lens=self._tensor(lens),
-                page_table=self._tensor(table),
-                logit_rows=self._tensor(logit_rows),
-            ),
-            sampling,
+    def __post_init__(self) -> None:
+        self._packer = StepPacker(
+            rows=self.rows,
+            page_size=self.page_size,
+            bucket=self.steps.bucket,
+            largest=self.steps.largest.size,
+            staging=self.device.staging,
         )
+        self._plain = [True] * self.rows
 
-    def _pack_chunks(
-        self, work: Sequence[Work], decodes: int, sampling: list[Request]
-    ) -> tuple[int, Int32s, npt.NDArray[np.int64], Int32s]:
-        """Append the chunks after `decodes` decodes; returns total tokens, q_starts, logit rows, each token's
-        sequence."""
-        total = decodes
-        counts = np.ones(len(work), dtype=np.int32)
-        logit_rows = list(range(decodes))
-        for index in range(decodes, len(work)):
-            request, count = work[index]
-            end = request.scheduled
-            self._tokens[total : total + count] = request.tokens[end - count : end]
-            np.add(self._arange[:count], end - count, out=self._positions[total : total + count])
-            counts[index] = count
-            total += count
-            if end == len(request.tokens):
-                sampling.append(request)
-                logit_rows.append(total - 1)
-        starts = np.zeros(len(work) + 1, dtype=np.int32)
-        np.cumsum(counts, out=starts[1:])
-        owners = np.repeat(self._arange[: len(work)], counts)
-        return total, starts, np.array(logit_rows, dtype=np.int64), owners
+    def prepare(self, applied: Applied) -> Flight:
+        """Pack the step and count its tokens as on their way. At least one request takes part."""
+        admitted: list[tuple[int, RowState | None]] = []
+        for request in applied.admitted:
+            self._packer.admit(request.row)
+            is_plain = self._plain[request.row] = plain(request)
+            admitted.append((request.row, None if is_plain else RowState(request)))
+        work = applied.work
+        packed = self._packer.pack(work)
+        flags = self._plain
+        flight = Flight(
+            work=work,
+            epochs=[request.epoch for request, _ in work],
+            sampling_epochs=[request.epoch for request in packed.sampling],
+            ends=[request.scheduled for request, _ in work],
+            packed=packed,
+            admitted=admitted,
+            plain=all(flags[request.row] for request in packed.sampling),
+        )
+        for request, _ in work:
+            request.dispatch()
+        for request in packed.sampling:
+            request.expect()
+        return flight
 
-    def _tensor(self, array: npt.NDArray[np.int32] | npt.NDArray[np.int64]) -> Tensor:
-        tensor = torch.from_numpy(array)
-        return tensor if self._device == "cpu" else tensor.to(self._device)
+    def launch(self, flight: Flight) -> None:
+        """Give the step to the device. Raises what the model raises, here or in `collect`."""
+
+        def work() -> Result:
+            with torch.inference_mode():
+                return self.steps(flight)
+
+        flight.pending = self.device.run(work)
+
+    def collect(self, flight: Flight) -> Sampled:
+        """Wait for the step; returns the tokens of flight.sampling. Raises what the model raised."""
+        assert flight.pending is not None
+        return self.steps.tokens(flight, flight.pending.wait())

@@ -4,6 +4,9 @@ Order of operations on a row: repetition penalty (prompt and output), frequency 
 logit_bias, the mask of min_tokens; then the largest logit (temperature 0) or a draw (kernels.sampling).
 Log-probabilities are those of the model itself: log-softmax of the row as the model gave it, before any of this, as
 OpenAI reports them.
+
+Rows are known by number, and what a row has generated is read from the token table, never from the request: the host
+may be a step behind.
 """
 
 from __future__ import annotations
@@ -75,13 +78,18 @@ class TokenCounts:
         return self._counts[: len(self._slot)]
 
 
+Tokens = npt.NDArray[np.int32]
+
+
 class RowState:
     """What one request needs beside its row of logits. Built when it starts to run; follows from the request alone."""
 
     def __init__(self, request: Request) -> None:
         params = request.params
+        self.logprobs = params.logprobs
         self._params = params
         self._seed = request.seed
+        self._prompt_len = request.prompt_len
         self._bias_ids = np.fromiter(params.logit_bias.keys(), dtype=np.int64)
         self._bias = np.fromiter(params.logit_bias.values(), dtype=np.float32)
         banned = {*params.stop_token_ids, *request.eos_ids} if params.min_tokens else set()
@@ -93,36 +101,42 @@ class RowState:
         self._output = TokenCounts()
         if self._repeats:
             self._seen.add(set(request.tokens[: request.prompt_len]))
-        self._followed = request.prompt_len
+        self._count(request.tokens[request.prompt_len :])
+        self._followed = len(request.tokens)
 
-    def choose(self, sampler: RowSampler, row: Row, request: Request) -> int:
-        """Return the next token of `request` given its logits, or BROKEN."""
+    def choose(self, sampler: RowSampler, row: Row, tokens: Tokens, position: int) -> int:
+        """Return the token for `position` given its logits, or BROKEN. tokens: the row of the token table, which has
+        every token before `position` that has been sampled since the request started to run."""
         params = self._params
-        banned = request.generated < params.min_tokens and self._banned.size > 0
+        banned = position - self._prompt_len < params.min_tokens and self._banned.size > 0
         if self._rewrites or banned:
-            row = self._rewritten(row, request, banned)
+            row = self._rewritten(row, tokens, position, banned)
         if params.temperature == 0.0:
             return finite_argmax(row)
         return sampler.sample(
             row,
             temperature=params.temperature,
             seed=self._seed,
-            position=len(request.tokens),
+            position=position,
             top_k=params.top_k,
             top_p=params.top_p,
             min_p=params.min_p,
         )
 
-    def _rewritten(self, row: Row, request: Request, banned: bool) -> Row:
+    def _count(self, new: Iterable[int]) -> None:
+        if self._repeats:
+            self._seen.add(new)
+        if self._counts:
+            self._output.add(new)
+
+    def _rewritten(self, row: Row, tokens: Tokens, position: int, banned: bool) -> Row:
         row = row.copy()
         if self._repeats or self._counts:
-            new = request.tokens[self._followed :]
-            self._followed += len(new)
+            self._count(tokens[self._followed : position].tolist())
+            self._followed = position
             if self._repeats:
-                self._seen.add(new)
                 penalise_repetition(row, self._seen.ids, self._params.repetition_penalty)
             if self._counts:
-                self._output.add(new)
                 penalise_counts(
                     row,
                     self._output.ids,
@@ -137,52 +151,55 @@ class RowState:
         return row
 
 
+def plain(request: Request) -> bool:
+    """True for a request that always takes the largest logit and wants to know nothing else."""
+    params = request.params
+    return (
+        params.greedy
+        and params.min_tokens == 0
+        and params.logprobs is None
+        and params.repetition_penalty == 1.0
+        and params.frequency_penalty == 0.0
+        and params.presence_penalty == 0.0
+        and not params.logit_bias
+    )
+
+
 class Sampler:
-    """Chooses the tokens of a step. Per-request state lives in device rows, like everything the runner keeps."""
+    """Chooses the tokens of a step on the host. Per-request state lives in rows, like everything the runner keeps."""
 
     def __init__(self, vocab_size: int, max_running: int) -> None:
         self._rows = RowSampler(vocab_size)
         self._states: list[RowState | None] = [None] * max_running
 
-    def admit(self, request: Request) -> None:
-        """Prepare the request's row. Plain greedy requests need nothing."""
-        params = request.params
-        plain = (
-            params.greedy
-            and params.min_tokens == 0
-            and params.logprobs is None
-            and params.repetition_penalty == 1.0
-            and params.frequency_penalty == 0.0
-            and params.presence_penalty == 0.0
-            and not params.logit_bias
-        )
-        self._states[request.row] = None if plain else RowState(request)
+    def install(self, row: int, state: RowState | None) -> None:
+        """A request has got this row. None: a plain one."""
+        self._states[row] = state
 
-    def release(self, row: int) -> None:
-        """Forget a row's state."""
-        self._states[row] = None
-
-    def sample(self, logits: Tensor, requests: Sequence[Request]) -> Sampled:
-        """Choose the next token of requests[i] from logits[i]; logits float32 [R, vocab], not changed."""
-        rows: npt.NDArray[np.float32] = (logits if logits.device.type == "cpu" else logits.cpu()).numpy()
-        states = [self._states[request.row] for request in requests]
+    def sample(self, logits: Tensor, rows: Sequence[int], positions: Sequence[int], table: Tokens) -> Sampled:
+        """Choose the tokens of request rows `rows` at `positions` from logits float32 [R, vocab], which stay as they
+        are, and write them into the token table [rows, context]."""
+        values: npt.NDArray[np.float32] = (logits if logits.device.type == "cpu" else logits.cpu()).numpy()
+        states = [self._states[row] for row in rows]
         if not any(states):
-            best = argmax_rows(rows)
+            best = argmax_rows(values)
             tokens: list[int] = best.tolist()
-            finite = np.isfinite(rows[np.arange(len(tokens)), best])
+            finite = np.isfinite(values[np.arange(len(tokens)), best])
             if not finite.all():
                 tokens = [token if ok else BROKEN for token, ok in zip(tokens, finite, strict=True)]
+            table[rows, positions] = tokens
             return Sampled(tokens)
         sampled = Sampled([])
-        for i, (state, request) in enumerate(zip(states, requests, strict=True)):
-            row = rows[i]
+        for i, (state, request_row, position) in enumerate(zip(states, rows, positions, strict=True)):
+            row = values[i]
             if state is None:
                 sampled.tokens.append(finite_argmax(row))
                 continue
-            token = state.choose(self._rows, row, request)
+            token = state.choose(self._rows, row, table[request_row], position)
             sampled.tokens.append(token)
-            if request.params.logprobs is not None and token != BROKEN:
-                sampled.logprobs[i] = logprobs_of(row, token, request.params.logprobs)
+            if state.logprobs is not None and token != BROKEN:
+                sampled.logprobs[i] = logprobs_of(row, token, state.logprobs)
+        table[rows, positions] = sampled.tokens
         return sampled
 
 

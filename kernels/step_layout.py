@@ -17,9 +17,15 @@ updates are applied before anything else is read.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
+
+Buffer = TypeVar("Buffer", Tensor, npt.NDArray[np.int32])
+"""A step's buffer, as a tensor or as an array over the same memory"""
 
 HEADER = 8
 SEQS, TOKENS, LOGITS, PAGES, CARRIED = range(5)
@@ -58,19 +64,19 @@ class StepLayout:
         """A host buffer int32 [size] of zeros: a step of nothing. pinned: for copies that a device makes by itself."""
         return torch.zeros(self.size, dtype=torch.int32, pin_memory=pinned)
 
-    def seqs_of(self, buffer: Tensor) -> Tensor:
+    def seqs_of(self, buffer: Buffer) -> Buffer:
         """View int32 [4, max_seqs]: request rows, first queries, first positions, carried from."""
-        return buffer[HEADER : self.logits].view(4, self.max_seqs)
+        return buffer[HEADER : self.logits].reshape(4, self.max_seqs)
 
-    def logits_of(self, buffer: Tensor) -> Tensor:
+    def logits_of(self, buffer: Buffer) -> Buffer:
         """View int32 [max_seqs]: sequences whose logits are wanted."""
         return buffer[self.logits : self.pages]
 
-    def pages_of(self, buffer: Tensor) -> Tensor:
+    def pages_of(self, buffer: Buffer) -> Buffer:
         """View int32 [3, max_pages]: request rows, indices, pages."""
-        return buffer[self.pages : self.tokens].view(3, self.max_pages)
+        return buffer[self.pages : self.tokens].reshape(3, self.max_pages)
 
-    def tokens_of(self, buffer: Tensor) -> Tensor:
+    def tokens_of(self, buffer: Buffer) -> Buffer:
         """View int32 [max_tokens]: carried tokens."""
         return buffer[self.tokens : self.size]
 

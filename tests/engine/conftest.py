@@ -13,6 +13,7 @@ from torch import Tensor
 from engine.batch import ForwardBatch, KVTensors
 from engine.config import EngineConfig
 from engine.core import EngineCore
+from engine.device import Device
 from engine.sampling_params import SamplingParams
 from engine.wire import Counters, Progress, Refused, Submit, TokenLogprobs, pack_tokens, unpack_tokens
 
@@ -144,14 +145,18 @@ MakeBench = Callable[..., Bench]
 
 @pytest.fixture(scope="session")
 def make_bench() -> MakeBench:
-    """make_bench(pages=64, clock=…, **engine settings) → Bench."""
+    """make_bench(pages=64, clock=…, device=…, **engine settings) → Bench."""
 
-    def make(pages: int = 64, clock: Callable[[], float] = lambda: 0.0, **settings: Any) -> Bench:
+    def make(
+        pages: int = 64, clock: Callable[[], float] = lambda: 0.0, device: Device | None = None, **settings: Any
+    ) -> Bench:
         config = EngineConfig(**{"step_tokens": 64, "max_running": 8, **settings})
         shape = FakeShape()
         model = FakeModel(shape)
         page_bytes = 2 * shape.head_dim * 4 * config.page_size
-        core = EngineCore(config, model, clock=clock, draw_seed=lambda: 7, free_bytes=4 * pages * page_bytes)
+        core = EngineCore(
+            config, model, clock=clock, draw_seed=lambda: 7, device=device, free_bytes=4 * pages * page_bytes
+        )
         assert core.snapshot().kv_pages_total == pages
         return Bench(core, model)
 

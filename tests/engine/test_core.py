@@ -327,7 +327,7 @@ def test_snapshot_and_metrics_add_up(make_bench: Make) -> None:
     end = bench.core.snapshot()
     assert (end.prompt_tokens, end.cached_tokens, end.completion_tokens) == (60, 0, 12)
     assert (end.running, end.waiting, end.queued_tokens, end.kv_pages_used) == (0, 0, 0, 0)
-    assert end.kv_pages_cached > 0 and end.last_step_ms == 750.0
+    assert end.kv_pages_cached > 0 and end.last_step_ms == 250.0
     metrics = bench.core.metrics
     assert metrics.finished == {"length": 3}
     assert (metrics.first_token_seconds.count, metrics.queue_seconds.count) == (3, 3)

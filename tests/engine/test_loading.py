@@ -53,5 +53,5 @@ def test_a_model_that_does_not_run_is_an_error_at_start(make_bench: object, capl
 
     bench.model.before = fail
     with pytest.raises(ValueError, match=r"the model does not run: .*illegal instruction"):
-        warm_up(EngineConfig(), bench.model, None, "cpu")
+        warm_up(EngineConfig(), bench.model, None)
     assert "failed" in caplog.text

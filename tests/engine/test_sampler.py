@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.request import Request
-from engine.sampler import BROKEN, Sampler, TokenCounts, logprobs_of
+from engine.sampler import BROKEN, RowState, Sampled, Sampler, TokenCounts, logprobs_of, plain
 from engine.sampling_params import SamplingParams
 from kernels import reference
 
@@ -35,6 +35,21 @@ def request(row: int, tokens: list[int], prompt: int, **params: Any) -> Request:
     made.tokens.extend(tokens[prompt:])
     made.row = row
     return made
+
+
+def admit(sampler: Sampler, r: Request) -> None:
+    sampler.install(r.row, None if plain(r) else RowState(r))
+
+
+def sample(sampler: Sampler, raw: torch.Tensor, requests: list[Request]) -> Sampled:
+    """Sample the token after all that the requests have, with a token table that has those."""
+    table = np.zeros((8, 128), dtype=np.int32)
+    for r in requests:
+        table[r.row, : len(r.tokens)] = r.tokens
+    sampled = sampler.sample(raw, [r.row for r in requests], [len(r.tokens) for r in requests], table)
+    for r, token in zip(requests, sampled.tokens, strict=True):
+        assert table[r.row, len(r.tokens)] == token
+    return sampled
 
 
 def oracle_logits(raw: np.ndarray, r: Request) -> np.ndarray:
@@ -97,11 +112,11 @@ def test_a_mixed_batch_gives_each_row_the_oracles_token(
     ]
     sampler = Sampler(VOCAB, len(rows))
     for r in requests:
-        sampler.admit(r)
-    sampled = sampler.sample(torch.from_numpy(raw.copy()), requests)
+        admit(sampler, r)
+    sampled = sample(sampler, torch.from_numpy(raw.copy()), requests)
     for i, r in enumerate(requests):
         assert sampled.tokens[i] in oracle(raw[i], r)
-        alone = sampler.sample(torch.from_numpy(raw[i : i + 1].copy()), [r])
+        alone = sample(sampler, torch.from_numpy(raw[i : i + 1].copy()), [r])
         assert alone.tokens == [sampled.tokens[i]]
         assert (i in sampled.logprobs) == (r.params.logprobs is not None)
         if i in sampled.logprobs:
@@ -111,18 +126,18 @@ def test_a_mixed_batch_gives_each_row_the_oracles_token(
 def test_penalties_follow_the_output_step_by_step() -> None:
     r = request(0, [1, 2, 3, 2], 4, repetition_penalty=1.2, frequency_penalty=0.6, presence_penalty=0.3)
     sampler = Sampler(VOCAB, 1)
-    sampler.admit(r)
+    admit(sampler, r)
     generator = np.random.default_rng(1)
     for _ in range(40):
         raw = generator.standard_normal((1, VOCAB)).astype(np.float32)
-        token = sampler.sample(torch.from_numpy(raw), [r]).tokens[0]
+        token = sample(sampler, torch.from_numpy(raw), [r]).tokens[0]
         assert token in oracle(raw[0], r)
         r.tokens.append(token)
     # A request that comes back after a preemption starts from its tokens alone.
     again = Sampler(VOCAB, 1)
-    again.admit(r)
+    admit(again, r)
     raw = torch.from_numpy(generator.standard_normal((1, VOCAB)).astype(np.float32))
-    assert again.sample(raw, [r]).tokens == sampler.sample(raw, [r]).tokens
+    assert sample(again, raw, [r]).tokens == sample(sampler, raw, [r]).tokens
 
 
 def test_min_tokens_masks_until_it_is_reached() -> None:
@@ -131,8 +146,8 @@ def test_min_tokens_masks_until_it_is_reached() -> None:
     sampler = Sampler(VOCAB, 1)
     for generated, wanted in ((0, 8), (1, 8), (2, EOS)):
         r = request(0, [1] * (3 + generated), 3, min_tokens=2, stop_token_ids=(5,))
-        sampler.admit(r)
-        assert sampler.sample(raw, [r]).tokens == [wanted]
+        admit(sampler, r)
+        assert sample(sampler, raw, [r]).tokens == [wanted]
 
 
 def test_the_logits_are_not_changed() -> None:
@@ -141,8 +156,8 @@ def test_the_logits_are_not_changed() -> None:
     rows = [request(0, [1, 2], 1, presence_penalty=1.0, logit_bias={4: 5.0}), request(1, [1], 1, temperature=1.0)]
     sampler = Sampler(VOCAB, 2)
     for r in rows:
-        sampler.admit(r)
-    sampler.sample(raw, rows)
+        admit(sampler, r)
+    sample(sampler, raw, rows)
     assert torch.equal(raw, before)
 
 
@@ -157,21 +172,20 @@ def test_broken_rows_are_marked_and_the_others_served(mixed: bool) -> None:
     rows = [request(i, [1], 1, **p) for i, p in enumerate(params)]
     sampler = Sampler(VOCAB, 4)
     for r in rows:
-        sampler.admit(r)
-    sampled = sampler.sample(raw, rows)
+        admit(sampler, r)
+    sampled = sample(sampler, raw, rows)
     assert sampled.tokens == [BROKEN, BROKEN, 7, BROKEN]
     assert sampled.logprobs == {}
 
 
-def test_a_released_row_keeps_nothing_of_its_last_owner() -> None:
+def test_a_row_keeps_nothing_of_its_last_owner() -> None:
     sampler = Sampler(VOCAB, 1)
-    sampler.admit(request(0, [1], 1, logit_bias={3: 100.0}))
-    sampler.release(0)
-    plain = request(0, [1], 1)
-    sampler.admit(plain)
+    admit(sampler, request(0, [1], 1, logit_bias={3: 100.0}))
+    new = request(0, [1], 1)
+    admit(sampler, new)
     raw = torch.zeros(1, VOCAB)
     raw[0, 9] = 1.0
-    assert sampler.sample(raw, [plain]).tokens == [9]
+    assert sample(sampler, raw, [new]).tokens == [9]
 
 
 def test_logprobs_sum_to_one_and_ties_are_ordered_by_id() -> None:

@@ -1,0 +1,92 @@
+"""Steps of exactly their own size, for kernels that take no padding: tables in main memory, sampling on the host."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.batch import ForwardBatch, KVTensors
+from engine.device import Result
+from engine.packing import Int32s
+from engine.runner import Flight
+from engine.sampler import Sampled, Sampler
+from kernels.host_step import HostStep, apply_pages, host_step
+from kernels.step_layout import StepLayout
+
+
+class Model(Protocol):
+    """What a step needs of a model."""
+
+    def forward(self, batch: ForwardBatch, kv: KVTensors) -> Tensor:
+        """Write the step's keys and values and return float32 logits [R, vocab] of batch.logit_rows (R may be 0)."""
+        ...
+
+
+class ExactSteps:
+    """The steps of a model without padding; see `engine.runner.Steps`."""
+
+    def __init__(
+        self,
+        model: Model,
+        kv: KVTensors,
+        sampler: Sampler,
+        *,
+        max_running: int,
+        step_tokens: int,
+        max_context: int,
+        place: str = "cpu",
+    ) -> None:
+        """place: torch's device of the model; the tables stay in main memory."""
+        self._model = model
+        self._kv = kv
+        self._sampler = sampler
+        self._place = place
+        self._page_size = kv.page_size
+        self._tokens: Int32s = np.zeros((max_running, max_context), dtype=np.int32)
+        self._pages: Int32s = np.zeros((max_running, -(-max_context // kv.page_size)), dtype=np.int32)
+        self._layout = StepLayout(max_running, step_tokens, 2 * max_running + -(-step_tokens // kv.page_size))
+
+    @property
+    def largest(self) -> StepLayout:
+        """The only layout."""
+        return self._layout
+
+    def bucket(self, tokens: int, seqs: int) -> StepLayout:
+        """The only layout."""
+        return self._layout
+
+    def __call__(self, flight: Flight) -> Result:
+        """Run the step; what was chosen stays in the flight."""
+        packed = flight.packed
+        for row, state in flight.admitted:
+            self._sampler.install(row, state)
+        for extra in packed.before:
+            apply_pages(extra.array, packed.layout, self._pages)
+        step = host_step(packed.buffer.array, packed.layout, self._tokens, self._pages, self._page_size)
+        logits = self._model.forward(self._batch(step), self._kv)
+        flight.sampled = Sampled([])
+        if packed.sampling:
+            flight.sampled = self._sampler.sample(
+                logits, step.sample_rows.tolist(), step.sample_positions.tolist(), self._tokens
+            )
+        return ()
+
+    def tokens(self, flight: Flight, result: Result) -> Sampled:
+        """What the host's sampler chose."""
+        assert flight.sampled is not None
+        return flight.sampled
+
+    def _batch(self, step: HostStep) -> ForwardBatch:
+        batch = ForwardBatch(
+            token_ids=torch.from_numpy(step.token_ids),
+            positions=torch.from_numpy(step.positions),
+            slots=torch.from_numpy(step.slots),
+            q_starts=torch.from_numpy(step.q_starts),
+            kv_lens=torch.from_numpy(step.kv_lens),
+            page_table=torch.from_numpy(step.page_table),
+            logit_rows=torch.from_numpy(step.logit_rows),
+        )
+        return batch if self._place == "cpu" else batch.to(self._place)
