@@ -35,6 +35,7 @@ from engine.runner import Flight, Runner
 from engine.sampler import BROKEN, Sampler
 from engine.scheduler import Applied, Limits, Scheduler, decide, shape_of
 from engine.sizing import Shape, free_host_bytes, plan_kv
+from engine.watchdog import InFlight
 from engine.wire import (
     Counters,
     FinishReason,
@@ -352,6 +353,10 @@ class EngineCore:
             if ended[0] > oldest:
                 return
             del self._ended[request_id]
+
+    def in_flight(self) -> list[InFlight]:
+        """What the steps that run or were planned last compute."""
+        return self._scheduler.in_flight()
 
     def usage(self, request_ids: Iterable[str]) -> dict[str, Usage]:
         """Counters of those requests that are known: live, or ended within the retention."""
