@@ -14,6 +14,7 @@ from marketplace.http.operation import Operation
 from marketplace.keys import operations as keys
 from marketplace.payments import operations as payments
 from marketplace.providers import operations as providers
+from marketplace.quotas import operations as quotas
 from marketplace.services import operations as services
 from marketplace.settings import operations as settings
 from marketplace.teams import operations as teams
@@ -31,6 +32,7 @@ TABLE: tuple[Operation[Any], ...] = (
     *providers.OPERATIONS,
     *payments.OPERATIONS,
     *services.OPERATIONS,
+    *quotas.OPERATIONS,
     *settings.OPERATIONS,
     *events.OPERATIONS,
 )

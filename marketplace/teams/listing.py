@@ -86,3 +86,9 @@ def _selected(unit: ReadUnit, view: View, selection: Selection) -> list[ColumnEl
     if selection.active:
         found.append(team.c.account_id.in_(sorted(live_instances(unit))))
     return found
+
+
+def named(unit: ReadUnit, view: View, name: str) -> list[Team]:
+    """Return the teams of exactly this name, however it is capitalised."""
+    wanted = select(*TEAM).where(LIVE, _visible(view), team.c.name_key == name.casefold()).order_by(team.c.created_at)
+    return [Team(**row._mapping) for row in unit.select(wanted.limit(2))]

@@ -34,6 +34,9 @@ class Permission(StrEnum):
     PROVIDERS_READ_ALL = "providers.read_all"
     PROVIDERS_WRITE = "providers.write"
     INSTANCES_VIEW_CREDENTIALS = "instances.view_credentials"
+    QUOTAS_READ = "quotas.read"
+    QUOTAS_READ_ALL = "quotas.read_all"
+    QUOTAS_WRITE = "quotas.write"
     PAYMENTS_READ = "payments.read"
     PAYMENTS_CREATE = "payments.create"
     PAYMENTS_READ_ALL = "payments.read_all"
@@ -52,6 +55,7 @@ _OWN = frozenset(
         Permission.TOTP_MANAGE,
         Permission.KEYS_READ,
         Permission.KEYS_WRITE,
+        Permission.QUOTAS_READ,
         Permission.TEAMS_READ,
         Permission.TEAMS_WRITE,
         Permission.ACCOUNT_READ,
@@ -63,6 +67,7 @@ _OWN = frozenset(
 _SEE_ALL = frozenset(
     {
         Permission.APP_SETTINGS_READ,
+        Permission.QUOTAS_READ_ALL,
         Permission.PAYMENTS_READ_ALL,
         Permission.ACCOUNT_READ_ALL,
         Permission.EVENTS_READ_ALL,
@@ -78,6 +83,7 @@ _SECRETS = frozenset({Permission.INSTANCES_VIEW_CREDENTIALS})
 _PROVIDE = frozenset(
     {
         Permission.KEYS_NODE,
+        Permission.QUOTAS_WRITE,
         Permission.TEAMS_SEARCH,
         Permission.USERS_READ,
         Permission.USERS_MESSAGE,
@@ -98,6 +104,7 @@ is others', but no passwords of machines, and changes nothing there."""
 OF_TEAM_KEY = frozenset(
     {
         Permission.AUTH_SELF,
+        Permission.QUOTAS_READ,
         Permission.TEAMS_READ,
         Permission.ACCOUNT_READ,
         Permission.PAYMENTS_READ,

@@ -14,6 +14,7 @@ from marketplace.store.db import Database
 from marketplace.store.schema import metadata
 from tests.marketplace.office import Office, Post
 from tests.marketplace.shop import Shop
+from tests.marketplace.yard import Yard
 
 MakeDatabase = Callable[[], Database]
 
@@ -151,6 +152,12 @@ def shop(database: Database) -> Shop:
 def office(database: Database) -> Office:
     """The management API on an empty database."""
     return Office(database)
+
+
+@pytest.fixture
+def yard(office: Office) -> Yard:
+    """Nodes of a provider in the office."""
+    return Yard(office)
 
 
 @pytest.fixture
