@@ -11,7 +11,9 @@ from marketplace.auth import oauth_operations, onboarding
 from marketplace.auth import operations as auth
 from marketplace.events import operations as events
 from marketplace.http.operation import Operation
+from marketplace.instances import operations as instances
 from marketplace.keys import operations as keys
+from marketplace.networks import operations as networks
 from marketplace.payments import operations as payments
 from marketplace.providers import operations as providers
 from marketplace.quotas import operations as quotas
@@ -30,9 +32,11 @@ TABLE: tuple[Operation[Any], ...] = (
     *export.OPERATIONS,
     *users.OPERATIONS,
     *providers.OPERATIONS,
+    *instances.OPERATIONS,
     *payments.OPERATIONS,
     *services.OPERATIONS,
     *quotas.OPERATIONS,
+    *networks.OPERATIONS,
     *settings.OPERATIONS,
     *events.OPERATIONS,
 )

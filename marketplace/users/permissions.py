@@ -33,10 +33,28 @@ class Permission(StrEnum):
     PROVIDERS_READ = "providers.read"
     PROVIDERS_READ_ALL = "providers.read_all"
     PROVIDERS_WRITE = "providers.write"
+    CATALOG_WRITE = "instance_types.write"
+    NODES_READ = "nodes.read"
+    NODES_READ_ALL = "nodes.read_all"
+    NODES_WRITE = "nodes.write"
+    NODES_DELETE = "nodes.delete"
+    INSTANCES_READ = "instances.read"
+    INSTANCES_READ_ALL = "instances.read_all"
+    INSTANCES_RENT = "instances.rent"
+    INSTANCES_WRITE = "instances.write"
+    INSTANCES_WRITE_ALL = "instances.write_all"
     INSTANCES_VIEW_CREDENTIALS = "instances.view_credentials"
     QUOTAS_READ = "quotas.read"
     QUOTAS_READ_ALL = "quotas.read_all"
     QUOTAS_WRITE = "quotas.write"
+    NETWORKS_READ = "networks.read"
+    NETWORKS_READ_ALL = "networks.read_all"
+    NETWORKS_WRITE = "networks.write"
+    RECIPES_READ = "recipes.read"
+    RECIPES_WRITE = "recipes.write"
+    RECIPES_WRITE_ALL = "recipes.write_all"
+    SSH_KEYS_READ = "ssh_keys.read"
+    SSH_KEYS_WRITE = "ssh_keys.write"
     PAYMENTS_READ = "payments.read"
     PAYMENTS_CREATE = "payments.create"
     PAYMENTS_READ_ALL = "payments.read_all"
@@ -62,6 +80,14 @@ _OWN = frozenset(
         Permission.PAYMENTS_READ,
         Permission.PAYMENTS_CREATE,
         Permission.EVENTS_READ,
+        Permission.INSTANCES_READ,
+        Permission.INSTANCES_RENT,
+        Permission.INSTANCES_WRITE,
+        Permission.NETWORKS_READ,
+        Permission.RECIPES_READ,
+        Permission.RECIPES_WRITE,
+        Permission.SSH_KEYS_READ,
+        Permission.SSH_KEYS_WRITE,
     }
 )
 _SEE_ALL = frozenset(
@@ -77,6 +103,10 @@ _SEE_ALL = frozenset(
         Permission.USERS_READ_ALL,
         Permission.PROVIDERS_READ,
         Permission.PROVIDERS_READ_ALL,
+        Permission.NODES_READ,
+        Permission.NETWORKS_READ_ALL,
+        Permission.NODES_READ_ALL,
+        Permission.INSTANCES_READ_ALL,
     }
 )
 _SECRETS = frozenset({Permission.INSTANCES_VIEW_CREDENTIALS})
@@ -89,6 +119,9 @@ _PROVIDE = frozenset(
         Permission.USERS_MESSAGE,
         Permission.USERS_ADD,
         Permission.PROVIDERS_READ,
+        Permission.NODES_READ,
+        Permission.NODES_WRITE,
+        Permission.NETWORKS_WRITE,
     }
 )
 
@@ -110,6 +143,15 @@ OF_TEAM_KEY = frozenset(
         Permission.PAYMENTS_READ,
         Permission.PAYMENTS_CREATE,
         Permission.EVENTS_READ,
+        Permission.INSTANCES_READ,
+        Permission.INSTANCES_RENT,
+        Permission.INSTANCES_WRITE,
+        Permission.NETWORKS_READ,
+        Permission.RECIPES_READ,
+        Permission.RECIPES_WRITE,
+        Permission.SSH_KEYS_READ,
+        Permission.SSH_KEYS_WRITE,
+        Permission.INSTANCES_VIEW_CREDENTIALS,
     }
 )
 """A team's key speaks for the team, not for one of its people."""
