@@ -1,4 +1,4 @@
-"""The command line: `headrace serve | keys | models | audit | bench`. Imports what a command needs when it runs."""
+"""The command line: `headrace serve | node | keys | models | audit | bench`. A command is imported when it runs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from marketplace.agent.options import add_node_options
 
 ENVIRONMENT = "HEADRACE_"
 _OF_PEOPLE = (
@@ -43,6 +45,10 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="headrace", description="One pool of GPUs, one ledger.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _serve_parser(commands.add_parser("serve", help="run the gateway and its engine"))
+
+    node = commands.add_parser("node", help="lend this machine to the customers of a server")
+    add_node_options(node, _default)
+    node.set_defaults(run=_command("node"))
 
     keys = commands.add_parser("keys", help="create, list and revoke API keys").add_subparsers(
         required=True, metavar="ACTION"

@@ -166,6 +166,17 @@ def _benchmarks(folder: Path) -> Iterator[tuple[str, str]]:
             yield path.stem, (ast.get_docstring(tree) or "").partition("\n")[0]
 
 
+def node(options: argparse.Namespace) -> int:
+    """Run the agent of this machine."""
+    try:
+        from marketplace.agent import main
+        from marketplace.agent.options import read_node_settings
+    except ImportError as error:
+        print(f"headrace node: {error}; install it with: pip install 'headrace[node]'", file=sys.stderr)
+        return 1
+    return main.run(read_node_settings(options))
+
+
 def _with_database(options: argparse.Namespace, work: object) -> int:
     assert callable(work)
     try:

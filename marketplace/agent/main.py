@@ -1,0 +1,185 @@
+"""`headrace node`: the agent from its first line to its exit status."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from marketplace.agent import credentials
+from marketplace.agent.client import ServerClient
+from marketplace.agent.credentials import CredentialError, Credentials
+from marketplace.agent.disks import RetainedDisks
+from marketplace.agent.drivers.base import Driver, Kind
+from marketplace.agent.drivers.podman import PodmanDriver
+from marketplace.agent.drivers.qemu import QemuDriver
+from marketplace.agent.drivers.qemu_command import Accelerator, Host
+from marketplace.agent.images import ImageStore
+from marketplace.agent.inventory import Machine
+from marketplace.agent.keeper import Keeper
+from marketplace.agent.lease_door import lease_app
+from marketplace.agent.leases import LeaseBook
+from marketplace.agent.node import Agent, Surroundings
+from marketplace.agent.nvml import Nvml
+from marketplace.agent.options import NodeSettings
+from marketplace.agent.readiness import guest_app, phone_home_url
+from marketplace.agent.records import RecordError, Records, write_whole
+from marketplace.agent.serving import served, tcp_listener, unix_listener
+from marketplace.agent.vfio import Vfio
+
+_log = logging.getLogger(__name__)
+
+_LOOPBACK = "127.0.0.1"
+
+
+class _Own(msgspec.Struct, frozen=True):
+    """What the node remembers of itself."""
+
+    machine_id: str
+    guest_port: int
+
+
+class NodeError(Exception):
+    """The agent cannot start. The message says why, in one line."""
+
+
+def run(settings: NodeSettings) -> int:
+    """Run the agent until SIGTERM or SIGINT; return the exit status."""
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=settings.log_level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    logging.getLogger("httpx2").setLevel(logging.WARNING)
+    try:
+        file = settings.credentials or settings.data / credentials.FILE
+        credential = credentials.load(os.environ, file)
+        credentials.protect(file)
+        with _alone(settings.data):
+            return asyncio.run(_run(settings, credential))
+    except (CredentialError, NodeError, RecordError, OSError) as error:
+        print(f"headrace node: {error}", file=sys.stderr)
+        return 1
+
+
+@contextlib.contextmanager
+def _alone(data: Path) -> Iterator[None]:
+    """Hold the folder: two agents on one folder would undo each other's work."""
+    data.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (data / "agent.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise NodeError(f"another agent runs on {data}") from error
+        yield
+
+
+async def _run(settings: NodeSettings, credential: Credentials) -> int:
+    data = settings.data.resolve()
+    own, remembered = _own(data)
+    vfio, nvml = Vfio(), Nvml()
+    guests = tcp_listener(_LOOPBACK, own.guest_port)
+    port = guests.getsockname()[1]
+    if not remembered or port != own.guest_port:
+        own = _Own(own.machine_id, port)
+        write_whole(data / "node.json", msgspec.json.encode(own), durable=True)
+    drivers = make_drivers(settings, data, own.machine_id, port, vfio)
+    agent, keeper, leases = _agent(settings, credential, data, own, drivers, vfio, nvml)
+    engines = unix_listener(data / "leases.sock")
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with served(guest_app(keeper), guests), served(lease_app(leases, _now), engines):
+        running = asyncio.create_task(agent.run())
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+    for driver in drivers.values():
+        if isinstance(driver, PodmanDriver):
+            await driver.close()
+    return 0
+
+
+def make_drivers(settings: NodeSettings, data: Path, label: str, guest_port: int, vfio: Vfio) -> dict[Kind, Driver]:
+    """The drivers that the settings ask for."""
+    drivers: dict[Kind, Driver] = {}
+    if settings.driver in ("qemu", "both"):
+        local = tuple(path.resolve() for path in settings.image_folders)
+        accelerator: Accelerator | None = None if settings.accelerator == "auto" else settings.accelerator
+        drivers["VirtualMachine"] = QemuDriver(
+            data / "instances",
+            data / "volumes",
+            ImageStore(data / "images", now=_now, local=local, private=settings.private_images),
+            label=label,
+            host=None if accelerator is None else Host(accelerator=accelerator),
+            phone_home=lambda id, token: phone_home_url(guest_port, id, token),
+            vfio=vfio,
+        )
+    if settings.driver in ("podman", "both"):
+        drivers["Container"] = PodmanDriver(
+            data / "containers",
+            data / "volumes",
+            label=label,
+            socket=settings.container_socket,
+            insecure=settings.insecure_registries,
+        )
+    return drivers
+
+
+def _agent(
+    settings: NodeSettings,
+    credential: Credentials,
+    data: Path,
+    own: _Own,
+    drivers: dict[Kind, Driver],
+    vfio: Vfio,
+    nvml: Nvml,
+) -> tuple[Agent, Keeper, LeaseBook]:
+    machine = Machine(data, nvml=nvml)
+    pokes: list[Agent] = []
+    keeper = Keeper(
+        records=Records(data / "instances"),
+        disks=RetainedDisks(data / "retained"),
+        drivers=drivers,
+        now=_now,
+        changed=lambda: pokes[0].poke() if pokes else None,
+    )
+    leases = LeaseBook(data / "leases.json")
+    around = Surroundings(
+        machine_id=own.machine_id,
+        boot_id=machine.boot_id(),
+        inventory=lambda: machine.inventory(ip=settings.address, problems=vfio.problems),
+        samples=nvml.samples,
+        drivers=drivers,
+        now=_now,
+    )
+    agent = Agent(ServerClient(settings.server, credential), keeper, leases, around)
+    pokes.append(agent)
+    return agent, keeper, leases
+
+
+def _own(data: Path) -> tuple[_Own, bool]:
+    """What the node remembers of itself, or a fresh identity."""
+    try:
+        return msgspec.json.decode((data / "node.json").read_bytes(), type=_Own), True
+    except FileNotFoundError:
+        return _Own(str(uuid.uuid4()), 0), False
+    except msgspec.MsgspecError as error:
+        raise NodeError(f"{data / 'node.json'}: {error}") from error
+
+
+def _now() -> int:
+    return time.time_ns() // 1000

@@ -1,0 +1,159 @@
+"""What the GPUs' own driver tells, where it is loaded: names, memory, MIG instances and their use now.
+
+The driver cannot see a GPU that is bound to vfio-pci, and its numbers shift when one goes: everything is by PCI slot.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import msgspec
+
+from marketplace.agent.gpu_names import by_nvml, kernel_modules
+from marketplace.agent.inventory_wire import Gpu, MigInstance, MigProfile
+from marketplace.agent.wire import GpuSample
+
+_SLICES = 8
+
+
+class Nvml:
+    """NVIDIA's management library. Without it, or without its driver, everything is as sysfs says."""
+
+    def __init__(self, module: ModuleType | None = None) -> None:
+        """`module` stands in for pynvml."""
+        self._module: Any = module
+        if module is None:
+            with contextlib.suppress(ImportError):
+                self._module = importlib.import_module("pynvml")
+
+    def decorate(self, gpus: list[Gpu]) -> tuple[list[Gpu], str | None]:
+        """The GPUs with what the driver adds, and the driver's version."""
+        with self._session() as nvml:
+            if nvml is None:
+                return gpus, None
+            version = nvml.nvmlSystemGetDriverVersion()
+            known = {slot: (index, handle) for index, slot, handle in self._handles(nvml)}
+            told = [self._told(nvml, gpu, *known[gpu.pci_slot]) if gpu.pci_slot in known else gpu for gpu in gpus]
+            return told, version if isinstance(version, str) else version.decode()
+
+    def samples(self) -> list[GpuSample]:
+        """Use of each GPU now."""
+        with self._session() as nvml:
+            return [] if nvml is None else [self._sample(nvml, slot, handle) for _, slot, handle in self._handles(nvml)]
+
+    def idle(self, slot: str) -> bool:
+        """Whether no process computes on the GPU; True where the driver does not see it."""
+        with self._session() as nvml:
+            if nvml is None:
+                return True
+            handles = [handle for _, found, handle in self._handles(nvml) if found == slot]
+            return all(not nvml.nvmlDeviceGetComputeRunningProcesses(handle) for handle in handles)
+
+    @contextlib.contextmanager
+    def _session(self) -> Iterator[Any]:
+        if self._module is None:
+            yield None
+            return
+        try:
+            self._module.nvmlInit()
+        except self._module.NVMLError:
+            yield None  # no driver, which says nothing about GPUs
+            return
+        try:
+            yield self._module
+        finally:
+            self._module.nvmlShutdown()
+
+    def _handles(self, nvml: Any) -> Iterator[tuple[int, str, Any]]:
+        for index in range(nvml.nvmlDeviceGetCount()):
+            with contextlib.suppress(nvml.NVMLError):
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                yield index, _slot(nvml.nvmlDeviceGetPciInfo(handle).busId), handle
+
+    def _told(self, nvml: Any, gpu: Gpu, index: int, handle: Any) -> Gpu:
+        def ask(name: str, *arguments: Any) -> Any:
+            """One fact; None where this driver or device does not tell."""
+            try:
+                return getattr(nvml, name)(handle, *arguments)
+            except (nvml.NVMLError, AttributeError):
+                return None
+
+        memory, mode = ask("nvmlDeviceGetMemoryInfo"), ask("nvmlDeviceGetMigMode")
+        architecture = by_nvml(ask("nvmlDeviceGetArchitecture") or 0)
+        if architecture == "Unknown" or gpu.architecture == "GraceHopper":
+            architecture = gpu.architecture
+        mig = bool(mode and mode[0])
+        return msgspec.structs.replace(
+            gpu,
+            index=index,
+            uuid=_text(ask("nvmlDeviceGetUUID")) or gpu.uuid,
+            brand=_text(ask("nvmlDeviceGetName")) or gpu.brand,
+            architecture=architecture,
+            kernel_modules=kernel_modules(architecture),
+            vram_bytes=gpu.vram_bytes if memory is None else int(memory.total),
+            mig_enabled=mig,
+            mig_instances=list(self._instances(nvml, handle)) if mig else [],
+            mig_profiles=list(self._profiles(nvml, handle)) if mig else [],
+        )
+
+    def _instances(self, nvml: Any, handle: Any) -> Iterator[MigInstance]:
+        for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+            with contextlib.suppress(nvml.NVMLError):
+                device = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
+                instance = nvml.nvmlDeviceGetGpuInstanceById(handle, nvml.nvmlDeviceGetGpuInstanceId(device))
+                placement = nvml.nvmlGpuInstanceGetInfo(instance).placement
+                memory = int(nvml.nvmlDeviceGetMemoryInfo(device).total)
+                yield MigInstance(
+                    uuid=_text(nvml.nvmlDeviceGetUUID(device)),
+                    profile=_text(nvml.nvmlDeviceGetName(device)).rpartition("MIG ")[2],
+                    start=int(placement.start),
+                    size=int(placement.size),
+                    vram_bytes=memory,
+                )
+
+    def _profiles(self, nvml: Any, handle: Any) -> Iterator[MigProfile]:
+        for number in range(nvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
+            with contextlib.suppress(nvml.NVMLError):
+                info = nvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, number)
+                places = nvml.nvmlDeviceGetGpuInstancePossiblePlacements(handle, info.id)
+                sizes = {int(place.size) for place in places} or {_SLICES}
+                name = f"{info.sliceCount}g.{round(info.memorySizeMB / 1024)}gb"
+                yield MigProfile(profile=name, size=max(sizes), placements=sorted(int(one.start) for one in places))
+
+    def _sample(self, nvml: Any, slot: str, handle: Any) -> GpuSample:
+        def ask(name: str, *arguments: Any) -> Any:
+            try:
+                return getattr(nvml, name)(handle, *arguments)
+            except (nvml.NVMLError, AttributeError):
+                return None
+
+        use, memory, power = (
+            ask("nvmlDeviceGetUtilizationRates"),
+            ask("nvmlDeviceGetMemoryInfo"),
+            ask("nvmlDeviceGetPowerUsage"),
+        )
+        return GpuSample(
+            pci_slot=slot,
+            uuid=_text(ask("nvmlDeviceGetUUID")) or None,
+            utilization=None if use is None else int(use.gpu),
+            temperature=ask("nvmlDeviceGetTemperature", 0),
+            vram_used_bytes=None if memory is None else int(memory.used),
+            vram_total_bytes=None if memory is None else int(memory.total),
+            power_watts=None if power is None else round(power / 1000),
+        )
+
+
+def _slot(bus_id: str | bytes) -> str:
+    """`00000000:65:00.0` as the kernel writes it: `0000:65:00.0`."""
+    domain, _, rest = _text(bus_id).lower().partition(":")
+    return f"{int(domain, 16):04x}:{rest}"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bytes):
+        return value.decode()
+    return str(value) if value is not None else ""
