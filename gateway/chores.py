@@ -19,12 +19,14 @@ from marketplace.notify.mail import FolderMail, Mail, SmtpMail, read_sender, rea
 from marketplace.workers.funds import FundsWatch
 from marketplace.workers.outbox import Deliverer
 from marketplace.workers.payments import reconcile
+from marketplace.workers.reservations import ReservationExpiry
 
 log = logging.getLogger(__name__)
 
 MAIL_S = 1.0
 FUNDS_S = 5.0
 PAYMENTS_S = 10.0
+RESERVATIONS_S = 5.0
 TIDY_S = 3600.0
 STOP_S = 5.0
 """How long a letter that is just being handed over may take at the end; it is sent again if it did not make it."""
@@ -117,6 +119,7 @@ def marketplace_chores(context: Context, mail: Mail, chores: Chores) -> tuple[Ch
         random=context.random,
     )
     funds = FundsWatch(context.database, clock=context.clock, random=context.random)
+    reservations = ReservationExpiry(context.database, clock=context.clock, random=context.random)
 
     async def deliver() -> None:
         await deliverer.run(lambda: chores.stopping)
@@ -128,6 +131,9 @@ def marketplace_chores(context: Context, mail: Mail, chores: Chores) -> tuple[Ch
         # In another thread: a payment provider that hangs delays no mail.
         await asyncio.to_thread(reconcile, context, lambda: chores.stopping)
 
+    async def end_reservations() -> None:
+        reservations.run(lambda: chores.stopping)
+
     async def tidy() -> None:
         deliverer.tidy()
 
@@ -135,5 +141,6 @@ def marketplace_chores(context: Context, mail: Mail, chores: Chores) -> tuple[Ch
         Chore("mail", MAIL_S, deliver),
         Chore("funds", FUNDS_S, watch_funds),
         Chore("payments", PAYMENTS_S, settle_payments),
+        Chore("reservations", RESERVATIONS_S, end_reservations),
         Chore("tidy", TIDY_S, tidy),
     )

@@ -17,6 +17,7 @@ from marketplace.networks import operations as networks
 from marketplace.payments import operations as payments
 from marketplace.providers import operations as providers
 from marketplace.quotas import operations as quotas
+from marketplace.reservations import operations as reservations
 from marketplace.services import operations as services
 from marketplace.settings import operations as settings
 from marketplace.teams import operations as teams
@@ -36,6 +37,7 @@ TABLE: tuple[Operation[Any], ...] = (
     *payments.OPERATIONS,
     *services.OPERATIONS,
     *quotas.OPERATIONS,
+    *reservations.OPERATIONS,
     *networks.OPERATIONS,
     *settings.OPERATIONS,
     *events.OPERATIONS,

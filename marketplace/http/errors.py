@@ -102,6 +102,7 @@ class Code(StrEnum):
     INTERNAL_ERROR = "InternalError"
     SERVICE_UNAVAILABLE = "ServiceUnavailable"
     NODE_ALLOCATION_MODE_MIXED = "NodeAllocationModeMixed"
+    NODE_NOT_RESPONDING = "NodeNotResponding"
 
     @property
     def status(self) -> int:
@@ -204,6 +205,7 @@ _STATUS: dict[Code, int] = {
     Code.INTERNAL_ERROR: HTTPStatus.INTERNAL_SERVER_ERROR,
     Code.SERVICE_UNAVAILABLE: HTTPStatus.SERVICE_UNAVAILABLE,
     Code.NODE_ALLOCATION_MODE_MIXED: HTTPStatus.SERVICE_UNAVAILABLE,
+    Code.NODE_NOT_RESPONDING: HTTPStatus.SERVICE_UNAVAILABLE,
 }
 _TYPES: dict[int, str] = {
     401: "authentication_error",

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from sqlalchemy import insert, select
 
 from marketplace.events.transitions import Scene, begun, transition
+from marketplace.instances.tables import instance
 from marketplace.ledger import deposits
+from marketplace.ledger.book import InsufficientFundsError
+from marketplace.ledger.money import MAX_AMOUNT, MoneyError
 from marketplace.reservations.rules import MACHINE, price
 from marketplace.reservations.tables import reservation, reservation_type
 from marketplace.store.db import ReadUnit, WriteUnit
@@ -24,6 +28,24 @@ class UnknownReservationError(LookupError):
     """The account has no such reservation that could be used."""
 
 
+class OtherShapeError(UnknownReservationError):
+    """The reservation is for another variant, or for another shape or node."""
+
+
+class Resources(msgspec.Struct, frozen=True, kw_only=True):
+    """A shape that no catalog has."""
+
+    vcpu: int
+    gpu: int
+    dram: int
+    disk: int
+
+
+def encode(shape: Resources) -> str:
+    """A shape as reservations keep it."""
+    return msgspec.json.encode(shape).decode()
+
+
 def find_type(unit: ReadUnit, type_id: str) -> Any:
     """Return the row of a type that is on offer. UnknownTypeError."""
     wanted = select(reservation_type).where(reservation_type.c.id == type_id, reservation_type.c.removed_at.is_(None))
@@ -31,6 +53,14 @@ def find_type(unit: ReadUnit, type_id: str) -> Any:
     if row is None:
         raise UnknownTypeError(type_id)
     return row
+
+
+def cost_of(account_id: str, cost_per_hour: int, kind: Any) -> int:
+    """What a reservation of a type costs an account. InsufficientFundsError for more than anybody can have."""
+    try:
+        return price(cost_per_hour, kind.duration_s, kind.price_factor)
+    except MoneyError as error:
+        raise InsufficientFundsError(account_id, MAX_AMOUNT, 0) from error
 
 
 def hold_new(
@@ -52,7 +82,7 @@ def hold_new(
     InsufficientFundsError."""
     kind = find_type(unit, type_id)
     reservation_id = new_id(scene.now, scene.random)
-    cost = 0 if billing_exempt else price(cost_per_hour, kind.duration_s, kind.price_factor)
+    cost = 0 if billing_exempt else cost_of(account_id, cost_per_hour, kind)
     if cost:
         deposits.hold(unit, account_id, reservation_id, cost, now=scene.now, random=scene.random)
     unit.execute(
@@ -96,8 +126,11 @@ def usable(unit: ReadUnit, reservation_id: str, account_id: str, now: int) -> An
 
 
 def bind(unit: WriteUnit, reservation_id: str, account_id: str, instance_id: str, scene: Scene) -> Any:
-    """Bind an unbound reservation to a new instance and return its row. UnknownReservationError."""
+    """Bind an unbound reservation to a new instance and return its row. UnknownReservationError; OtherShapeError when
+    the instance is not what it was paid for."""
     row = usable(unit, reservation_id, account_id, scene.now)
+    if not _pays_for(unit, row, instance_id):
+        raise OtherShapeError(reservation_id)
     values = {"instance_id": instance_id}
     transition(unit, MACHINE, row.id, row.state, "bind", scene, owner_id=_owner(row), values=values)
     return row
@@ -138,6 +171,16 @@ def on_over(unit: WriteUnit, instance_id: str, scene: Scene) -> None:
         transition(unit, MACHINE, row.id, "Held", "cancel", scene, owner_id=_owner(row))
     else:
         transition(unit, MACHINE, row.id, "Bound", "unbind", scene, owner_id=_owner(row), values={"instance_id": None})
+
+
+def _pays_for(unit: WriteUnit, row: Any, instance_id: str) -> bool:
+    """Whether an instance is what a reservation is for: of its variant, or of its shape and on its node."""
+    made = unit.select(select(instance).where(instance.c.id == instance_id)).one()
+    if row.resources is None or row.variant is not None:
+        return bool(made.variant == row.variant)
+    shape = Resources(vcpu=made.vcpu, gpu=made.gpu_count, dram=made.dram, disk=made.disk)
+    same = msgspec.json.decode(row.resources, type=Resources) == shape
+    return bool(made.variant is None and made.node_id == row.node_id and same)
 
 
 def _of(unit: WriteUnit, instance_id: str) -> Any:

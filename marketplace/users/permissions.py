@@ -47,6 +47,10 @@ class Permission(StrEnum):
     QUOTAS_READ = "quotas.read"
     QUOTAS_READ_ALL = "quotas.read_all"
     QUOTAS_WRITE = "quotas.write"
+    RESERVATIONS_READ = "reservations.read"
+    RESERVATIONS_READ_ALL = "reservations.read_all"
+    RESERVATIONS_WRITE = "reservations.write"
+    RESERVATIONS_TYPES = "reservations.types"
     NETWORKS_READ = "networks.read"
     NETWORKS_READ_ALL = "networks.read_all"
     NETWORKS_WRITE = "networks.write"
@@ -74,6 +78,8 @@ _OWN = frozenset(
         Permission.KEYS_READ,
         Permission.KEYS_WRITE,
         Permission.QUOTAS_READ,
+        Permission.RESERVATIONS_READ,
+        Permission.RESERVATIONS_WRITE,
         Permission.TEAMS_READ,
         Permission.TEAMS_WRITE,
         Permission.ACCOUNT_READ,
@@ -94,6 +100,7 @@ _SEE_ALL = frozenset(
     {
         Permission.APP_SETTINGS_READ,
         Permission.QUOTAS_READ_ALL,
+        Permission.RESERVATIONS_READ_ALL,
         Permission.PAYMENTS_READ_ALL,
         Permission.ACCOUNT_READ_ALL,
         Permission.EVENTS_READ_ALL,
@@ -138,6 +145,8 @@ OF_TEAM_KEY = frozenset(
     {
         Permission.AUTH_SELF,
         Permission.QUOTAS_READ,
+        Permission.RESERVATIONS_READ,
+        Permission.RESERVATIONS_WRITE,
         Permission.TEAMS_READ,
         Permission.ACCOUNT_READ,
         Permission.PAYMENTS_READ,

@@ -59,6 +59,7 @@ def test_names_and_paths_are_unique() -> None:
         Permission.PROVIDERS_READ_ALL,
         Permission.INSTANCES_VIEW_CREDENTIALS,
         Permission.QUOTAS_READ_ALL,
+        Permission.RESERVATIONS_READ_ALL,
     } == {
         None,
         *Permission,
