@@ -57,7 +57,11 @@ def test_names_and_paths_are_unique() -> None:
         Permission.TEAMS_WRITE_ALL,
         Permission.USERS_READ_ALL,
         Permission.PROVIDERS_READ_ALL,
+        Permission.NODES_READ_ALL,
+        Permission.INSTANCES_READ_ALL,
+        Permission.INSTANCES_WRITE_ALL,
         Permission.INSTANCES_VIEW_CREDENTIALS,
+        Permission.NETWORKS_READ_ALL,
         Permission.QUOTAS_READ_ALL,
         Permission.RESERVATIONS_READ_ALL,
     } == {
