@@ -50,16 +50,16 @@ class RefusedError(ServerError):
         self.status = status
 
 
-class _Problem(msgspec.Struct):
+class _Problem(msgspec.Struct, frozen=True):
     code: str = ""
     message: str = ""
 
 
-class _Problems(msgspec.Struct):
+class _Problems(msgspec.Struct, frozen=True):
     error: _Problem = _Problem()
 
 
-class _Login(msgspec.Struct):
+class _Login(msgspec.Struct, frozen=True):
     token: str = ""
 
 

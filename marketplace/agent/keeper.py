@@ -160,6 +160,9 @@ class Keeper:
             case reconcile.Applied(id, gen, want):
                 self._change(id, gen_applied=gen, want=want)
                 self._changed()
+            case reconcile.End(id, gen):
+                self._change(id, stage="Ended", gen_applied=gen)
+                self._changed()
             case reconcile.Forget(id):
                 records.forget(id)
                 self._changed()

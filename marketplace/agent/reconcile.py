@@ -94,6 +94,13 @@ class Count(msgspec.Struct, frozen=True):
     rounds: int
 
 
+class End(msgspec.Struct, frozen=True):
+    """It never came to be, and is not to be any more: say that it is absent."""
+
+    id: str
+    gen: int
+
+
 class Forget(msgspec.Struct, frozen=True):
     """Nothing is left of it and nobody asks for it: drop the record."""
 
@@ -107,7 +114,7 @@ class Publish(msgspec.Struct, frozen=True):
     ports: list[Port]
 
 
-Action = Create | Power | Applied | Reset | Destroy | CleanUp | Adopt | Count | Forget | Publish
+Action = Create | Power | Applied | Reset | Destroy | CleanUp | Adopt | Count | End | Forget | Publish
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
@@ -215,7 +222,7 @@ def _publications(instance: DesiredInstance, seen: Seen) -> Action | None:
 def _absent(view: View, instance: DesiredInstance, seen: Seen | None, record: Record | None) -> Action | None:
     gone = record is None or record.stage in ("Failed", "Ended")
     if gone and seen is None:
-        return None
+        return End(instance.id, instance.gen) if record is not None and record.stage == "Failed" else None
     grace = view.settings.erase_grace_s if instance.erase_after_s is None else instance.erase_after_s
     return Destroy(instance.id, grace, instance.gen)
 
@@ -268,7 +275,7 @@ def _told(view: View, id: str, seen: Seen | None, phase: Literal["Pulling", "Cre
         reset_applied=record.reset_applied,
         phase=_phase(record, seen, phase, id in view.busy),
         power=power if record.stage == "Created" else None,
-        error=record.error if record.stage == "Failed" else None,
+        error=record.error if record.stage in ("Failed", "Ended") else None,
         ips=ips,
         ports=ports,
         ready_via=record.ready_via,

@@ -150,9 +150,11 @@ class AgentMachine(RuleBasedStateMachine):
         return told
 
     def hear(self, id: str, phase: str) -> None:
-        """The server drops what is reported absent or failed."""
+        """The server ends what failed, and drops what is absent."""
         wish = self.wishes.get(id)
-        if wish is not None and (phase == "Failed" or (wish.want == "Absent" and phase == "Absent")):
+        if wish is not None and phase == "Failed" and wish.want != "Absent":
+            self.wishes[id] = msgspec.structs.replace(wish, want="Absent", gen=wish.gen + 1)
+        if wish is not None and wish.want == "Absent" and phase == "Absent":
             del self.wishes[id]
             self.ended.add(id)
 

@@ -101,6 +101,7 @@ def wish(disk: Path, renter: Any, port: int, want: Any = "Running", gen: int = 1
     return DesiredInstance(id=ID, gen=gen, want=want, spec=spec, **rest)
 
 
+@pytest.mark.slow
 def test_a_virtual_machine_boots_is_reached_paused_stopped_and_ended(
     guest_disk: Path, renter: Any, port: int, tmp_path: Path
 ) -> None:

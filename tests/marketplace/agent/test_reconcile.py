@@ -175,6 +175,17 @@ def test_failed_is_told_only_when_its_remains_are_gone() -> None:
     assert (told.instances[0].phase, told.instances[0].error) == ("Failed", failure)
 
 
+def test_what_failed_and_is_not_wanted_any_more_is_absent_with_its_reason() -> None:
+    failure = Failure(cause="BadImage", message="no such image")
+    failed = view(wanted=[wish(want="Absent", gen=2)], known=[record(stage="Failed", error=failure)])
+    assert decide(failed) == [reconcile.End("a", 2)]
+    ended = view(wanted=[wish(want="Absent", gen=2)], known=[record(stage="Ended", gen_applied=2, error=failure)])
+    assert decide(ended) == []
+    told = observe(ended, {}, [])
+    assert told is not None
+    assert (told.instances[0].phase, told.instances[0].error) == ("Absent", failure)
+
+
 def test_what_has_ended_is_forgotten_when_nobody_asks() -> None:
     assert decide(view(known=[record(stage="Ended")])) == [reconcile.Forget("a")]
     assert decide(view(wanted=[wish(want="Absent")], known=[record(stage="Ended")])) == []

@@ -1,0 +1,208 @@
+"""The whole way: a server, the agent as a process of its own, and what is rented through REST really runs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import select
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import Route, Router
+
+from marketplace.accounts import service as accounts
+from marketplace.agent.serving import served, tcp_listener
+from marketplace.catalog import service as catalog
+from marketplace.catalog.service import Variant
+from marketplace.instances.tables import instance
+from marketplace.ledger.money import NANO, round_half_up
+from marketplace.ledger.rentals import HOUR_US
+from marketplace.networks import service as networks
+from marketplace.nodes.tables import node
+from marketplace.store.db import Database
+from tests.marketplace.office import Caller, Office
+from tests.marketplace.rack import Rack
+
+ROOT = Path(__file__).resolve().parents[3]
+MIB = 1 << 20
+COST = 3_600 * NANO
+"""nano-units an hour: a unit a second"""
+
+
+class RealOffice(Office):
+    """The management API on the time of the wall."""
+
+    def clock(self) -> int:
+        self.now = max(self.now + 1, time.time_ns() // 1000)
+        return self.now
+
+    def wait(self, seconds: float) -> None:
+        """Time passes by itself."""
+
+
+class House:
+    """A server whose door for nodes listens, and one node."""
+
+    def __init__(self, database: Database, images: Path) -> None:
+        office = RealOffice(database)
+        office.now = 0
+        self.office = office
+        self.rack = Rack(office)
+        self.renter = office.person(balance=1_000_000 * NANO)
+        with database.write() as unit:
+            small = Variant(
+                name="h200.small",
+                type_name="h200",
+                gpu_count=0,
+                vcpu=1,
+                dram=256 * MIB,
+                disk=256 * MIB,
+                cost_per_hour=COST,
+            )
+            catalog.add_variant(unit, small, office.clock())
+
+        async def image(request: Request) -> Response:
+            return FileResponse(images / request.path_params["name"])
+
+        self.app = Router([*self.rack.door.routes(), Route("/images/{name}", image)], redirect_slashes=False)
+
+    async def ask(self, name: str, body: dict[str, Any], who: Caller | None = None) -> Any:
+        """An operation, while the event loop serves the agent."""
+        return await asyncio.to_thread(self.office.ask, name, body, who or self.renter)
+
+    async def rent(self, config: dict[str, Any]) -> str:
+        selector = {"ByInstanceTypeAndLocation": {"instance_type": "h200.small", "datacenters": None}}
+        answer = await self.ask("instances.rent", {"selector": selector, "config": config, "name": "box-1"})
+        assert answer.status == 201, answer.body
+        return str(answer.body["instance_ids"][0])
+
+    async def shown(self, id: str) -> dict[str, Any]:
+        answer = await self.ask("instances.list", {"selector": {"ById": [id]}})
+        assert answer.status == 200, answer.body
+        return dict(answer.body["instances"][0])
+
+    async def until(self, id: str, true: Callable[[dict[str, Any]], Any], within_s: float = 60) -> dict[str, Any]:
+        """The instance once it is so."""
+        return await until(lambda: self.shown(id), true, within_s)
+
+    async def act(self, action: str, id: str) -> None:
+        answer = await self.ask(f"instances.{action}", {"selector": {"ById": [id]}})
+        assert answer.status == 200, answer.body
+
+    def column(self, id: str, name: str) -> Any:
+        with self.office.database.read() as unit:
+            return unit.select(select(instance.c[name]).where(instance.c.id == id)).scalar_one()
+
+    def ports(self, id: str) -> list[int]:
+        """Numbers of its published ports."""
+        with self.office.database.read() as unit:
+            return [one.host for one in networks.ports_of(unit, [id])[id]]
+
+    def spent(self) -> int:
+        with self.office.database.read() as unit:
+            return 1_000_000 * NANO - accounts.get(unit, self.renter.account_id).posted
+
+    def billed(self, id: str) -> int:
+        """What its ready time costs."""
+        return round_half_up(COST * (self.column(id, "stop_at") - self.column(id, "ready_at")), HOUR_US)
+
+
+async def until(look: Callable[[], Awaitable[Any]], true: Callable[[Any], Any], within_s: float = 60) -> Any:
+    """Look again and again at what other processes bring about."""
+    end = time.monotonic() + within_s
+    while not true(found := await look()):
+        assert time.monotonic() < end, found
+        await asyncio.sleep(0.1)
+    return found
+
+
+@contextlib.asynccontextmanager
+async def agent(house: House, url: str, data: Path, driver: str) -> AsyncIterator[subprocess.Popen[bytes]]:
+    """`headrace node`, until it is told to go; its machines are ended with it."""
+    words = [sys.executable, "-m", "gateway.cli", "node", "--server", url, "--data", str(data), "--driver", driver]
+    words += ["--accelerator", "tcg", "--private-images", "--address", "127.0.0.1"]
+    with (data.parent / "agent.log").open("wb") as log:
+        environment = {**os.environ, "HEADRACE_NODE_KEY": house.rack.key}
+        process = await asyncio.to_thread(subprocess.Popen, words, cwd=ROOT, env=environment, stdout=log, stderr=log)
+
+        async def nodes() -> Any:
+            with house.office.database.read() as unit:
+                return unit.select(select(node.c.id)).scalars().all()
+
+        try:
+            await until(nodes, lambda found: found or process.poll() is not None, 30)
+            assert process.poll() is None, (data.parent / "agent.log").read_text()
+            with house.office.database.write() as unit:
+                unit.execute(node.update().values(instance_type="h200"))
+            yield process
+        finally:
+            process.send_signal(signal.SIGTERM)
+            assert await asyncio.to_thread(process.wait, 20) == 0, (data.parent / "agent.log").read_text()
+            await asyncio.to_thread(end_machines, data)
+
+
+def end_machines(data: Path) -> None:
+    """They outlive their agent, and not their test."""
+    for pidfile in data.glob("instances/*/qemu.pid"):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(pidfile.read_text()), signal.SIGKILL)
+
+
+@contextlib.asynccontextmanager
+async def house_of(database: Database, images: Path) -> AsyncIterator[tuple[House, str]]:
+    house = House(database, images)
+    listener = tcp_listener("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    async with served(house.app, listener):
+        try:
+            yield house, url
+        finally:
+            house.rack.door.close()
+
+
+@pytest.mark.parametrize("make_database", ["sqlite"], indirect=True)
+def test_a_virtual_machine_is_rented_reached_and_billed(
+    database: Database, guest_disk: Path, renter: Any, tmp_path: Path
+) -> None:
+    async def run() -> None:
+        async with house_of(database, guest_disk.parent) as (house, url), agent(house, url, tmp_path / "n", "qemu"):
+            config = {
+                "image_url": f"{url}/images/{guest_disk.name}",
+                "ssh_key": {"PublicKeys": [renter.public]},
+                "ports": ["22"],
+            }
+            vm = await house.rent({"VirtualMachine": config})
+            shown = await house.until(vm, lambda one: one["status"] != "Initializing")
+            assert shown["status"] == "Active", (shown, (tmp_path / "agent.log").read_text())
+            (port,) = house.ports(vm)
+            assert await renter.ssh(port, "hostname") == "box-1"
+
+            await house.act("pause", vm)
+            await house.until(vm, lambda one: _settled(house, vm, "Paused"))
+            await house.act("resume", vm)
+            await house.until(vm, lambda one: _settled(house, vm, "Running"))
+            assert await renter.ssh(port, "echo again") == "again"
+            await house.act("stop", vm)
+            await house.until(vm, lambda one: _settled(house, vm, "Shutoff"))
+            await house.act("start", vm)
+            await house.until(vm, lambda one: _settled(house, vm, "Running"))
+            await house.act("reset", vm)
+            await house.until(vm, lambda one: house.column(vm, "reset_applied") == 1)
+            await house.act("terminate", vm)
+            await house.until(vm, lambda one: one["status"] == "Inactive")
+            assert house.spent() == house.billed(vm) > 0
+            assert house.rack.audit().clean
+
+    asyncio.run(run())
+
+
+def _settled(house: House, id: str, power: str) -> bool:
+    return bool(house.column(id, "power") == power and house.column(id, "gen_applied") == house.column(id, "gen"))
