@@ -9,19 +9,19 @@ from marketplace.accounts import export
 from marketplace.accounts import operations as accounts
 from marketplace.auth import oauth_operations, onboarding
 from marketplace.auth import operations as auth
-from marketplace.catalog import operations as catalog
 from marketplace.events import operations as events
 from marketplace.http.operation import Operation
 from marketplace.instances import operations as instances
 from marketplace.keys import operations as keys
 from marketplace.networks import operations as networks
-from marketplace.nodes import operations as nodes
 from marketplace.payments import operations as payments
+from marketplace.presets import operations as presets
 from marketplace.providers import operations as providers
 from marketplace.quotas import operations as quotas
 from marketplace.reservations import operations as reservations
 from marketplace.services import operations as services
 from marketplace.settings import operations as settings
+from marketplace.ssh_keys import operations as ssh_keys
 from marketplace.teams import operations as teams
 from marketplace.users import operations as users
 
@@ -35,14 +35,14 @@ TABLE: tuple[Operation[Any], ...] = (
     *export.OPERATIONS,
     *users.OPERATIONS,
     *providers.OPERATIONS,
-    *catalog.OPERATIONS,
-    *nodes.OPERATIONS,
     *instances.OPERATIONS,
     *payments.OPERATIONS,
     *services.OPERATIONS,
     *quotas.OPERATIONS,
     *reservations.OPERATIONS,
     *networks.OPERATIONS,
+    *presets.OPERATIONS,
+    *ssh_keys.OPERATIONS,
     *settings.OPERATIONS,
     *events.OPERATIONS,
 )

@@ -49,7 +49,7 @@ from marketplace.networks.wire import (
 from marketplace.networks.wire import Executor as ExecutorAnswer
 from marketplace.providers import service as providers
 from marketplace.store.db import ReadUnit, WriteUnit
-from marketplace.teams import listing, membership
+from marketplace.teams import listing
 from marketplace.teams import service as teams
 from marketplace.users.permissions import Permission
 
@@ -108,9 +108,7 @@ def change(call: Call, unit: WriteUnit, request: UpdateRequest) -> UpdateAnswer:
     admin.change(unit, ids, values)
     owners = {row.id: row.provider_id for row in rows}
     for network_id in ids:
-        call.record(
-            unit, "networks.update", owner_id=owners[network_id], subject_id=network_id, changed=sorted(values)
-        )
+        call.record(unit, "networks.update", owner_id=owners[network_id], subject_id=network_id, changed=sorted(values))
     return UpdateAnswer(updated_ids=ids)
 
 
@@ -220,7 +218,9 @@ def _team(call: Call, unit: ReadUnit, team_id: str | None, name: str | None, par
     if team_id is not None:
         found = [] if teams.find(unit, team_id) is None else [team_id]
     else:
-        found = [one.id for one in listing.named(unit, membership.view(call, unit), name or "")]
+        view = _view(call, unit)
+        known = listing.View(everything=view.everything, user_id=view.user_id, provider_id=view.provider_id)
+        found = [one.id for one in listing.named(unit, known, name or "")]
     if not found:
         raise Refusal(Code.TEAM_NOT_FOUND, "There is no such team.", param=param)
     if len(found) > 1:
@@ -292,9 +292,7 @@ def _details(row: Any, ranges: Sequence[Range], inside: Sequence[Executor]) -> D
             for one in ranges
         ],
         executors=[ExecutorAnswer(id=one.id, ip=one.ip, owner_email=one.owner_email) for one in inside],
-        proxy=None
-        if proxy is None
-        else ProxyOut(**{name: getattr(proxy, name) for name in ProxyOut.model_fields}),
+        proxy=None if proxy is None else ProxyOut(**{name: getattr(proxy, name) for name in ProxyOut.model_fields}),
     )
 
 

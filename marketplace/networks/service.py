@@ -24,6 +24,10 @@ class NoAddressError(Exception):
     """Every address of the network is in use."""
 
 
+class NetworkGoneError(NoAddressError):
+    """The network was removed a moment ago."""
+
+
 class Published(msgspec.Struct, frozen=True):
     """A port of an instance, and where it is reached."""
 
@@ -141,11 +145,13 @@ def visible(unit: ReadUnit, datacenter_id: str, name: str, team_ids: Collection[
 def join(unit: WriteUnit, network_id: str, instance_id: str, *, public: bool = False, now: int, random: Random) -> str:
     """Give an instance the lowest free address of a network; with `public`, one that has an external address. Returns
     it. NoAddressError."""
-    unit.select(select(network.c.id).where(network.c.id == network_id).with_for_update()).one()
+    there = select(network.c.id).where(network.c.id == network_id, network.c.deleted_at.is_(None)).with_for_update()
+    if unit.select(there).one_or_none() is None:
+        raise NetworkGoneError("the network was removed")
     live = select(ip_lease.c.ip).where(ip_lease.c.network_id == network_id, ip_lease.c.released_at.is_(None))
     taken = set(unit.select(live).scalars())
-    ranges = unit.select(select(ip_range).where(ip_range.c.network_id == network_id).order_by(ip_range.c.first)).all()
-    for found in ranges:
+    ranges = unit.select(select(ip_range).where(ip_range.c.network_id == network_id)).all()
+    for found in sorted(ranges, key=lambda row: int(ipaddress.ip_address(row.first))):  # as numbers, not as texts
         for ip, external in _addresses(found):
             if ip in taken or (public and external is None):
                 continue

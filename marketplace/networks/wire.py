@@ -42,9 +42,9 @@ class ProxyIn(Wire):
 
     http_proxy: ProxyUrl | None = None
     https_proxy: ProxyUrl | None = None
-    no_proxy: Targets = []
-    docker_no_proxy: Targets = []
-    curl_no_proxy: Targets = []
+    no_proxy: Targets = Field(default_factory=list)
+    docker_no_proxy: Targets = Field(default_factory=list)
+    curl_no_proxy: Targets = Field(default_factory=list)
 
 
 class ProxyOut(Wire):
@@ -78,7 +78,7 @@ class AddRequest(Wire):
     netmask: Annotated[int, Field(ge=0, le=128)]
     iface: Iface
     server_address: Address | None = None
-    ip_ranges: Annotated[list[RangeIn], Field(max_length=64)] = []
+    ip_ranges: Annotated[list[RangeIn], Field(max_length=64)] = Field(default_factory=list)
     team_id: Id | None = None
     team_name: Text | None = None
     proxy: ProxyIn | None = None

@@ -65,7 +65,7 @@ def test_read_only_admins_change_nothing_of_others() -> None:
 
 def test_passwords_of_machines_are_not_for_read_only_admins() -> None:
     holders = {who for who, permissions in HELD.items() if Permission.INSTANCES_VIEW_CREDENTIALS in permissions}
-    assert holders == {"admin", "provider", "user"}
+    assert holders == {"admin", "provider", "user", "team key"}
     assert Permission.INSTANCES_VIEW_CREDENTIALS.value == "instances.view_credentials"
 
 
