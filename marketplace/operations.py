@@ -9,11 +9,13 @@ from marketplace.accounts import export
 from marketplace.accounts import operations as accounts
 from marketplace.auth import oauth_operations, onboarding
 from marketplace.auth import operations as auth
+from marketplace.catalog import operations as catalog
 from marketplace.events import operations as events
 from marketplace.http.operation import Operation
 from marketplace.instances import operations as instances
 from marketplace.keys import operations as keys
 from marketplace.networks import operations as networks
+from marketplace.nodes import operations as nodes
 from marketplace.payments import operations as payments
 from marketplace.presets import operations as presets
 from marketplace.providers import operations as providers
@@ -35,6 +37,8 @@ TABLE: tuple[Operation[Any], ...] = (
     *export.OPERATIONS,
     *users.OPERATIONS,
     *providers.OPERATIONS,
+    *catalog.OPERATIONS,
+    *nodes.OPERATIONS,
     *instances.OPERATIONS,
     *payments.OPERATIONS,
     *services.OPERATIONS,
