@@ -49,6 +49,12 @@ SECTIONS = (
     Section("rows", "benchmarks.gpu.rowwise", 40, needs=("triton",)),
     Section("attention", "benchmarks.gpu.attending", 70, needs=("triton",)),
     Section("choice", "benchmarks.gpu.choosing", 40, needs=("triton",)),
+    Section("equality", "benchmarks.gpu.equality", 60, needs=(*ENGINE, "transformers")),
+    Section("in process", "benchmarks.gpu.in_process", 130, least_s=10, needs=ENGINE),
+    Section("http", "benchmarks.gpu.over_http", 150, least_s=10, needs=GATEWAY),
+    Section("roofline", "benchmarks.gpu.roofline", 50, needs=("triton",)),
+    Section("peer", "benchmarks.gpu.peer", 110, least_s=10, needs=("transformers", "safetensors")),
+    Section("switches", "benchmarks.gpu.switches", 80, least_s=10, needs=ENGINE),
 )
 """In the order of what they are worth. A section is a module with run(context); its recorder takes what it finds."""
 PROFILE = Section("profile", "benchmarks.gpu.profiling", 60, needs=ENGINE)

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.words import end_id, write_tokenizer
+from benchmarks.gpu.words import end_id, words, write_tokenizer
 
 HEAD_SCALE = 3.0
 """Spread of the logits."""
@@ -136,10 +136,12 @@ def _parts(
         drawn = [] if alike and layer else _layer(shape, generator)
         yield f"model.layers.{layer}.", file, drawn
     dtype: torch.dtype = getattr(torch, shape.dtype)
+    head = _draw(generator, dtype, HEAD_SCALE * shape.hidden**-0.5, shape.vocab, shape.hidden)
+    head[words(shape.vocab) :] = 0  # a control token is never the most probable one: it would have no text
     last = [
         ("model.embed_tokens.weight", _draw(generator, dtype, 1.0, shape.vocab, shape.hidden)),
         ("model.norm.weight", _gain(generator, dtype, shape.hidden)),
-        ("lm_head.weight", _draw(generator, dtype, HEAD_SCALE * shape.hidden**-0.5, shape.vocab, shape.hidden)),
+        ("lm_head.weight", head),
     ]
     yield "", f"model-{count:05d}-of-{count:05d}.safetensors", last
 

@@ -10,6 +10,8 @@ import importlib
 import importlib.util
 import os
 import signal
+import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -171,6 +173,9 @@ def _inside(section: Section, options: dict[str, Any], seconds: float, path: Pat
     except Exception as error:  # the edge of the process: whatever a section raises is its result
         traceback.print_exc()
         recorder.end(record.FAILED, f"{type(error).__name__}: {' '.join(str(error).split())[:500]}")
-        return
-    if recorder.record.status == record.RUNNING:
+    else:
         recorder.end(record.DONE)
+    if threading.active_count() > 1:  # a thread of some library does not want to end
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)

@@ -24,11 +24,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_transformers_and_the_engine_give_the_same_logits(folder: Path) -> None:
-    from transformers import AutoModelForCausalLM
+    from transformers import LlamaForCausalLM
 
     prompt = [7, 300, 41, 41, 9, 111]
     with torch.inference_mode():
-        theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        theirs = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
         logits = theirs(torch.tensor([prompt])).logits[0, -1]
     core = EngineCore.load(EngineConfig(model=str(folder), device="cpu", threads=1, kv_memory_mib=8))
     params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, logprobs=20)
