@@ -138,6 +138,7 @@ class PodmanDriver:
 
     async def destroy(self, id: str) -> None:
         """Remove it with what it wrote."""
+        await self._call("POST", f"/containers/{_name(id)}/kill", missing=True)  # removing alone would ask first
         await self._call("DELETE", f"/containers/{_name(id)}?force=true&v=true", missing=True)
 
     async def publish(self, id: str, ports: list[Port]) -> None:

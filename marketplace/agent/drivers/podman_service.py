@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import os
 import resource
 import shutil
@@ -15,7 +16,6 @@ from pathlib import Path
 from marketplace.agent.drivers.base import DriverError
 
 _START_S = 20.0
-_ADDRESS = 107  # bytes that the address of a socket may have
 _LOOK_S = 0.05
 
 
@@ -24,8 +24,7 @@ class PodmanService:
 
     def __init__(self, folder: Path, *, insecure: Sequence[str] = ()) -> None:
         """`insecure` are registries without TLS."""
-        self.socket = folder / "podman.sock"
-        """where it listens, once it has been started"""
+        self.socket = runtime_folder(folder) / "podman.sock"
         self._folder = folder
         self._insecure = insecure
         self._process: asyncio.subprocess.Process | None = None
@@ -37,10 +36,8 @@ class PodmanService:
         if shutil.which("podman") is None:
             raise DriverError("PlatformError", "podman: not found; install it")
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        folder = self._folder.resolve()
-        self.socket = folder / "podman.sock"
-        if len(str(self.socket)) > _ADDRESS:
-            self.socket = Path(tempfile.mkdtemp(prefix="headrace-")) / "podman.sock"
+        folder, short = self._folder.resolve(), self.socket.parent
+        short.mkdir(exist_ok=True, mode=0o700)
         self.socket.unlink(missing_ok=True)
         (folder / "containers.conf").write_text(containers_conf(_file_limit()))
         (folder / "registries.conf").write_text(registries_conf(self._insecure))
@@ -51,7 +48,7 @@ class PodmanService:
             "CONTAINERS_REGISTRIES_CONF": str(folder / "registries.conf"),
             "REGISTRY_AUTH_FILE": str(folder / "auth.json"),
         }
-        words = ["podman", "--root", str(folder / "storage"), "--runroot", str(folder / "run")]
+        words = ["podman", "--root", str(folder / "storage"), "--runroot", str(short)]
         words += ["system", "service", "--time", "0", f"unix://{self.socket}"]
         with (folder / "podman.log").open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
@@ -73,8 +70,6 @@ class PodmanService:
             await self._process.wait()
         self._process = None
         self.socket.unlink(missing_ok=True)
-        if self.socket.parent != self._folder.resolve():
-            self.socket.parent.rmdir()
 
     async def _listening(self) -> None:
         loop = asyncio.get_running_loop()
@@ -85,6 +80,12 @@ class PodmanService:
                 tail = (self._folder / "podman.log").read_text("utf-8", "replace")[-2000:]
                 raise DriverError("PlatformError", "podman's service does not start.", tail)
             await asyncio.sleep(_LOOK_S)
+
+
+def runtime_folder(folder: Path) -> Path:
+    """Where podman keeps what does not outlive the machine's start: it takes no path of more than 50 characters."""
+    named = "headrace-" + hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
+    return Path("/run" if os.access("/run", os.W_OK) else tempfile.gettempdir()) / named
 
 
 def containers_conf(file_limit: int) -> str:

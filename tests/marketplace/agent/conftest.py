@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -11,6 +13,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+_PATH = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
 
 
 def _load(name: str) -> ModuleType:
@@ -22,6 +26,14 @@ def _load(name: str) -> ModuleType:
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="session")
+def registry() -> ModuleType:
+    """The module of a small registry of images."""
+    missing = [tool for tool in ("podman", "runc", "busybox") if not shutil.which(tool, path=_PATH)]
+    assert not missing, f"tests of containers need {', '.join(missing)} (.ci/run installs them)"
+    return _load("registry")
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,12 +14,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import httpx2
+import pytest
 from sqlalchemy import select
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route, Router
 
 from marketplace.accounts import service as accounts
+from marketplace.agent.drivers.podman_service import runtime_folder
 from marketplace.agent.serving import served, tcp_listener
 from marketplace.catalog import service as catalog
 from marketplace.catalog.service import Variant
@@ -51,7 +55,7 @@ class RealOffice(Office):
 class House:
     """A server whose door for nodes listens, and one node."""
 
-    def __init__(self, database: Database, images: Path) -> None:
+    def __init__(self, database: Database, images: Path, more: list[Route]) -> None:
         office = RealOffice(database)
         office.now = 0
         self.office = office
@@ -72,7 +76,7 @@ class House:
         async def image(request: Request) -> Response:
             return FileResponse(images / request.path_params["name"])
 
-        self.app = Router([*self.rack.door.routes(), Route("/images/{name}", image)], redirect_slashes=False)
+        self.app = Router([*self.rack.door.routes(), Route("/images/{name}", image), *more], redirect_slashes=False)
 
     async def ask(self, name: str, body: dict[str, Any], who: Caller | None = None) -> Any:
         """An operation, while the event loop serves the agent."""
@@ -128,6 +132,7 @@ async def until(look: Callable[[], Awaitable[Any]], true: Callable[[Any], Any], 
 async def agent(house: House, url: str, data: Path, driver: str) -> AsyncIterator[subprocess.Popen[bytes]]:
     """`headrace node`, until it is told to go; its machines are ended with it."""
     words = [sys.executable, "-m", "gateway.cli", "node", "--server", url, "--data", str(data), "--driver", driver]
+    words += ["--insecure-registry", url.removeprefix("http://")]
     words += ["--accelerator", "tcg", "--private-images", "--address", "127.0.0.1"]
     with (data.parent / "agent.log").open("wb") as log:
         environment = {**os.environ, "HEADRACE_NODE_KEY": house.rack.key}
@@ -154,11 +159,17 @@ def end_machines(data: Path) -> None:
     for pidfile in data.glob("instances/*/qemu.pid"):
         with contextlib.suppress(ProcessLookupError):
             os.kill(int(pidfile.read_text()), signal.SIGKILL)
+    storage, run = data / "containers/storage", runtime_folder(data / "containers")
+    if storage.exists():
+        podman = ["podman", "--root", storage, "--runroot", run]
+        subprocess.run([*podman, "rm", "--all", "--force", "--time", "0"], check=True, capture_output=True)
+        subprocess.run(["umount", storage / "overlay"], check=False, capture_output=True)
+        shutil.rmtree(run, ignore_errors=True)
 
 
 @contextlib.asynccontextmanager
-async def house_of(database: Database, images: Path) -> AsyncIterator[tuple[House, str]]:
-    house = House(database, images)
+async def house_of(database: Database, images: Path, *more: Route) -> AsyncIterator[tuple[House, str]]:
+    house = House(database, images, list(more))
     listener = tcp_listener("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     async with served(house.app, listener):
@@ -168,7 +179,7 @@ async def house_of(database: Database, images: Path) -> AsyncIterator[tuple[Hous
             house.rack.door.close()
 
 
-@pytest.mark.parametrize("make_database", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("fresh_database", ["sqlite"], indirect=True)
 def test_a_virtual_machine_is_rented_reached_and_billed(
     database: Database, guest_disk: Path, renter: Any, tmp_path: Path
 ) -> None:
@@ -199,6 +210,43 @@ def test_a_virtual_machine_is_rented_reached_and_billed(
             await house.act("terminate", vm)
             await house.until(vm, lambda one: one["status"] == "Inactive")
             assert house.spent() == house.billed(vm) > 0
+            assert house.rack.audit().clean
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("fresh_database", ["postgresql"], indirect=True)
+def test_a_container_is_rented_reached_and_billed_and_one_that_fails_costs_nothing(
+    database: Database, registry: Any, tmp_path: Path
+) -> None:
+    routes = registry.Registry(login=("ann", "a secret")).routes()
+
+    async def run() -> None:
+        async with house_of(database, tmp_path, *routes) as (house, url), agent(house, url, tmp_path / "n", "podman"):
+            image = f"{url.removeprefix('http://')}/box:1"
+            refused = await house.rent({"Docker": {"image": image}})
+            shown = await house.until(refused, lambda one: one["status"] == "Failed")
+            assert "check its name and credentials" in shown["failure"]["user_message"]
+            assert house.spent() == 0
+
+            login = {"UsernamePassword": {"username": "ann", "password": "a secret"}}
+            script = "mkdir /w; echo $GREETING > /w/index.html; exec httpd -f -p 80 -h /w"
+            config = {
+                "image": image,
+                "command": ["/bin/sh", "-c", script],
+                "env": [["GREETING", "hello"]],
+                "ports": ["80/tcp"],
+                "registry_auth": login,
+            }
+            box = await house.rent({"Docker": config})
+            shown = await house.until(box, lambda one: one["status"] != "Initializing")
+            assert shown["status"] == "Active", (shown, (tmp_path / "agent.log").read_text())
+            (port,) = house.ports(box)
+            async with httpx2.AsyncClient() as client:
+                assert (await client.get(f"http://127.0.0.1:{port}/")).text == "hello\n"
+            await house.act("terminate", box)
+            await house.until(box, lambda one: one["status"] == "Inactive")
+            assert house.spent() == house.billed(box) > 0
             assert house.rack.audit().clean
 
     asyncio.run(run())
