@@ -46,6 +46,7 @@ from marketplace.http import app as management
 from marketplace.http.limits import Buckets
 from marketplace.http.operation import Context
 from marketplace.mcp import McpEndpoint
+from marketplace.nodes.agent_api import AgentDoor
 from marketplace.operations import TABLE
 from marketplace.payments.manual import ManualProvider
 from marketplace.payments.port import PaymentProvider
@@ -105,6 +106,7 @@ class Gateway:
         self._management: Context
         self._chores: Chores
         self._mcp: McpEndpoint
+        self._nodes: AgentDoor
         self._model = model
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenise")
         self._readers = ThreadPoolExecutor(2, thread_name_prefix="reports")
@@ -139,6 +141,7 @@ class Gateway:
         )
         self._mcp = McpEndpoint(TABLE, self._management, self._observe)
         await self._mcp.start()
+        self._nodes = AgentDoor(self._management, self._observe)
         self.metering = await Metering.start(
             self._paths.journal, database, clock=wall_us, monotonic=monotonic_us, clerk=ProcessClerk
         )
@@ -193,6 +196,10 @@ class Gateway:
         await asyncio.to_thread(self._readers.shutdown, wait=True, cancel_futures=True)
         if self._database is not None:
             await asyncio.to_thread(self._database.close)
+
+    def part(self) -> None:
+        """Answer nodes that wait for something new: requests are about to be drained."""
+        self._nodes.close()
 
     def troubles(self) -> dict[str, str]:
         """Why requests cannot be served now, by part; empty when they can."""
@@ -268,6 +275,7 @@ class Gateway:
             endpoint("/readyz", GET=ready),
             endpoint("/metrics", GET=metrics),
             *management.routes(TABLE, self._management, self._observe),
+            *self._nodes.routes(),
             self._mcp.route(),
         ]
         methods = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT")

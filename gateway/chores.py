@@ -16,7 +16,9 @@ import msgspec
 from gateway.settings import Paths, Settings
 from marketplace.http.operation import Context
 from marketplace.notify.mail import FolderMail, Mail, SmtpMail, read_sender, read_smtp_url
+from marketplace.workers.fleet import Fleet
 from marketplace.workers.funds import FundsWatch
+from marketplace.workers.metering import Metering
 from marketplace.workers.outbox import Deliverer
 from marketplace.workers.payments import reconcile
 from marketplace.workers.reservations import ReservationExpiry
@@ -25,6 +27,8 @@ log = logging.getLogger(__name__)
 
 MAIL_S = 1.0
 FUNDS_S = 5.0
+FLEET_S = 2.0
+METERING_S = 5.0
 PAYMENTS_S = 10.0
 RESERVATIONS_S = 5.0
 TIDY_S = 3600.0
@@ -121,8 +125,17 @@ def marketplace_chores(context: Context, mail: Mail, chores: Chores) -> tuple[Ch
     funds = FundsWatch(context.database, clock=context.clock, random=context.random)
     reservations = ReservationExpiry(context.database, clock=context.clock, random=context.random)
 
+    fleet = Fleet(context.database, clock=context.clock, random=context.random)
+    metering = Metering(context.database, clock=context.clock, random=context.random)
+
     async def deliver() -> None:
         await deliverer.run(lambda: chores.stopping)
+
+    async def watch_fleet() -> None:
+        fleet.run()
+
+    async def meter_rentals() -> None:
+        metering.run()
 
     async def watch_funds() -> None:
         funds.run()
@@ -140,6 +153,8 @@ def marketplace_chores(context: Context, mail: Mail, chores: Chores) -> tuple[Ch
     return (
         Chore("mail", MAIL_S, deliver),
         Chore("funds", FUNDS_S, watch_funds),
+        Chore("fleet", FLEET_S, watch_fleet),
+        Chore("metering", METERING_S, meter_rentals),
         Chore("payments", PAYMENTS_S, settle_payments),
         Chore("reservations", RESERVATIONS_S, end_reservations),
         Chore("tidy", TIDY_S, tidy),

@@ -103,6 +103,7 @@ async def _run(gateway: Gateway, listener: socket.socket, name: str, base_url: s
         await asyncio.wait({serving, stopped}, return_when=asyncio.FIRST_COMPLETED)
         if not serving.done():
             print("Stopping: running requests finish first …", file=sys.stderr, flush=True)
+            gateway.part()
             server.should_exit = True
             stop.clear()
             hurry = loop.create_task(stop.wait())  # a second signal does not wait for them

@@ -28,6 +28,7 @@ from marketplace.accounts.wire import (
     ListTool,
     PromoInfo,
     RefundInfo,
+    ReservationInfo,
     ServiceUsage,
     ServiceUsageInfo,
     StripeInfo,
@@ -37,6 +38,8 @@ from marketplace.accounts.wire import (
     StripeRefundEvent,
     Targets,
     TransactionAnswer,
+    Usage,
+    UsageInfo,
     Whose,
 )
 from marketplace.http.acting import party
@@ -44,8 +47,10 @@ from marketplace.http.errors import Code, Refusal
 from marketplace.http.operation import Call, Operation, Reads, Tool, Writes
 from marketplace.http.pagination import read_cursor, write_cursor
 from marketplace.http.wire import Json, write_instant
+from marketplace.ledger import rentals
 from marketplace.ledger.book import InsufficientFundsError, LedgerError
 from marketplace.ledger.ledger import CreditInUseError
+from marketplace.ledger.rentals import Charged as Rented
 from marketplace.payments import service as payments
 from marketplace.payments.service import Moved
 from marketplace.services import service as services
@@ -68,7 +73,7 @@ def info(call: Call, unit: ReadUnit, request: InfoRequest) -> InfoAnswer:
         balance=state.posted,
         pending=payments.pending(unit, account_id),
         held=state.held,
-        current_cost_per_hour=0,
+        current_cost_per_hour=rentals.rate_of(unit, account_id, call.now),
         credit_limit=state.credit_limit,
         unlimited=state.unlimited,
     )
@@ -189,20 +194,24 @@ def _page(call: Call, unit: ReadUnit, request: ListRequestV1, since: int | None,
     charged = services.described(unit, charges) if charges else {}
     movements = [line.tx_id for line in lines if line.kind in payments.KINDS]
     moved = payments.described(unit, movements) if movements else {}
+    metered = [line.tx_id for line in lines if line.kind == rentals.KIND]
+    rented = rentals.described(unit, metered) if metered else {}
     return ListAnswer(
-        transactions=[_transaction(line, charged.get(line.tx_id), moved.get(line.tx_id)) for line in lines],
+        transactions=[
+            _transaction(line, charged.get(line.tx_id), moved.get(line.tx_id), rented.get(line.tx_id)) for line in lines
+        ],
         next_cursor=None if position is None else write_cursor(position),
     )
 
 
-def _transaction(line: Line, charged: Charged | None, moved: Moved | None) -> TransactionAnswer:
+def _transaction(line: Line, charged: Charged | None, moved: Moved | None, rented: Rented | None) -> TransactionAnswer:
     return TransactionAnswer(
         id=line.tx_id,
         amount=line.amount,
         created_at=line.at,
-        resource_type=None,
-        resource_name=None,
-        info=_info(line, charged, moved),
+        resource_type=None if rented is None else rented.resource_type,
+        resource_name=None if rented is None else rented.resource_name,
+        info=_info(line, charged, moved) if rented is None else _usage(rented),
     )
 
 
@@ -232,11 +241,27 @@ def _info(line: Line, charged: Charged | None, moved: Moved | None) -> Info:
                 end=usage.end,
             )
         )
+    if line.kind == "reservation":
+        return ReservationInfo(reservation=Described(description=line.memo))
     if line.kind == "refund":
         return RefundInfo(refund=Described(description=line.memo))
     if line.kind == "bonus":
         return PromoInfo(promo=Described(description=line.memo))
     return ExternalInfo(external=Described(description=line.memo))
+
+
+def _usage(rented: Rented) -> UsageInfo:
+    return UsageInfo(
+        usage=Usage(
+            resource_type=rented.resource_type,
+            resource_id=rented.resource_id,
+            resource_name=rented.resource_name,
+            carryover=rented.carryover,
+            rounding=rented.rounding,
+            begin=rented.begin,
+            end=rented.end,
+        )
+    )
 
 
 def _at_stripe(moved: Moved) -> StripePaymentEvent | StripeRefundEvent:

@@ -209,7 +209,41 @@ class StripeInfo(Wire):
     stripe: StripePaymentEvent | StripeRefundEvent = Field(serialization_alias="Stripe")
 
 
-Info = ServiceUsageInfo | ChargedUsageInfo | StripeInfo | ExternalInfo | RefundInfo | PromoInfo
+class Usage(Wire):
+    """What a machine or volume cost for a while. `carryover` and `rounding` are fractions of a nano-unit that the
+    charge began with and left over."""
+
+    resource_type: Literal["Compute", "Volume"]
+    resource_id: str
+    resource_name: str
+    carryover: tuple[int, int]
+    rounding: tuple[int, int]
+    begin: Instant = Field(serialization_alias="from")
+    end: Instant = Field(serialization_alias="to")
+
+
+class UsageInfo(Wire):
+    """Use of a machine or volume."""
+
+    usage: Usage = Field(serialization_alias="Usage")
+
+
+class ReservationInfo(Wire):
+    """Time that was paid before it was used."""
+
+    reservation: Described = Field(serialization_alias="Reservation")
+
+
+Info = (
+    ServiceUsageInfo
+    | ChargedUsageInfo
+    | UsageInfo
+    | ReservationInfo
+    | StripeInfo
+    | ExternalInfo
+    | RefundInfo
+    | PromoInfo
+)
 
 
 class TransactionAnswer(Wire):
