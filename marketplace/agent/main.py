@@ -60,7 +60,8 @@ def run(settings: NodeSettings) -> int:
         level=settings.log_level.upper(),
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
-    logging.getLogger("httpx2").setLevel(logging.WARNING)
+    for chatty in ("httpx2", "uvicorn.error"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
     try:
         file = settings.credentials or settings.data / credentials.FILE
         credential = credentials.load(os.environ, file)

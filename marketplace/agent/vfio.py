@@ -79,7 +79,7 @@ class Vfio:
 
     def _return(self, slot: str) -> None:
         functions = self.functions(slot)
-        if not any(self._driver(function) == _VFIO for function in functions):
+        if all(self._driver(function) not in (None, _VFIO) for function in functions):
             self._clear(functions)
             return
         for function in functions:
