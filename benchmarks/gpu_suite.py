@@ -21,9 +21,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import sys
 import tempfile
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -37,11 +39,14 @@ from benchmarks.rig import results
 
 ENGINE = ("msgspec", "orjson", "numpy", "safetensors", "xxhash")
 """What an engine process needs beside torch"""
+PROJECT = Path(__file__).resolve().parent.parent / "pyproject.toml"
+_NAME = re.compile(r"[A-Za-z0-9._-]+")
 GATEWAY = (
-    *ENGINE, "httptools", "tokenizers", "jinja2", "anyio", "starlette", "uvicorn", "uvloop", "sqlalchemy", "alembic",
-    "argon2", "prometheus_client", "pydantic", "joserfc", "cryptography", "pyotp", "aiosmtplib", "mcp", "authlib",
+    *(found[0] for line in tomllib.loads(PROJECT.read_text("utf-8"))["project"]["dependencies"]
+      if (found := _NAME.match(line))),
+    "httptools", "uvloop",
 )  # fmt: skip
-"""What the gateway needs beside"""
+"""What the gateway needs: all that the project does"""
 
 SECTIONS = (
     Section("machine", "benchmarks.gpu.machine", 40, vital=True),

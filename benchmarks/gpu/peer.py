@@ -74,10 +74,10 @@ class Batching:
 
     def times(self, prompts: Sequence[Sequence[int]], tokens: int, until: float) -> list[list[float]]:
         """See Peer."""
-        order = [
-            self._manager.add_request(list(prompt), max_new_tokens=tokens, record_timestamps=True, eos_token_id=-1)
-            for prompt in prompts
-        ]
+        known = inspect.signature(self._manager.add_request).parameters
+        asked = {"max_new_tokens": tokens, "record_timestamps": True, "eos_token_id": -1}
+        asked = {name: value for name, value in asked.items() if name in known}
+        order = [self._manager.add_request(list(prompt), **asked) for prompt in prompts]
         found: dict[str, list[float]] = {}
         while len(found) < len(order):
             if time.monotonic() > until:
@@ -168,11 +168,14 @@ def run(context: Context) -> None:
 
 
 def _peer(context: Context, model: Any, load: Workload) -> Peer:
+    batching: Batching | None = None
     try:
         batching = Batching(model, load, context.tiny)
         batching.times([load.prompt("peer/warm", load.chat_prompt)], 2, time.monotonic() + context.deadline.left / 2)
     except Exception as error:  # another project's code: what it raises is its own affair, the run goes on
         context.recorder.note(f"continuous batching does not run here ({type(error).__name__}: {error})")
+        if batching is not None:
+            batching.close()
         return Plain(model)
     return batching
 

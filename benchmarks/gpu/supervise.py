@@ -7,6 +7,7 @@ section starts (engine workers, gateways in sessions of their own) is ended with
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import importlib.util
 import os
 import signal
@@ -91,8 +92,16 @@ def server(preload: Sequence[str]) -> ForkServerContext:
 
 
 def missing(packages: Sequence[str]) -> list[str]:
-    """Those that cannot be found."""
-    return [name for name in packages if importlib.util.find_spec(name) is None]
+    """Those that are neither modules nor distributions here."""
+    return [name for name in packages if importlib.util.find_spec(name) is None and not _is_installed(name)]
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def run_section(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import gpu_suite
 from benchmarks.gpu import record, supervise
 from benchmarks.gpu.budget import Budget, Deadline
 from benchmarks.gpu.record import Record
@@ -85,6 +86,13 @@ def test_nothing_runs_without_a_vital_section_a_package_or_time(run_sections: Ru
     assert found[2].reason == "nothing runs without vital"
     (late,) = run_sections("ends", Section("late", MODULE, limit_s=30, least_s=8), budget=10)
     assert late.status == record.NOT_REACHED and late.reason.endswith("s left, it needs 8")
+
+
+def test_a_package_is_there_by_either_of_its_names() -> None:
+    assert supervise.missing(("sqlalchemy", "SQLAlchemy", "argon2-cffi", "argon2", "no-such-thing")) == [
+        "no-such-thing"
+    ]
+    assert supervise.missing(gpu_suite.GATEWAY) == [] and len(gpu_suite.GATEWAY) > 20
 
 
 def test_a_budget_is_shared_and_ends() -> None:
