@@ -22,6 +22,7 @@ from marketplace.workers.metering import Metering
 from marketplace.workers.outbox import Deliverer
 from marketplace.workers.payments import reconcile
 from marketplace.workers.reservations import ReservationExpiry
+from marketplace.workers.volumes import VolumeKeeper
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,7 @@ FLEET_S = 2.0
 METERING_S = 5.0
 PAYMENTS_S = 10.0
 RESERVATIONS_S = 5.0
+VOLUMES_S = 30.0
 TIDY_S = 3600.0
 STOP_S = 5.0
 """How long a letter that is just being handed over may take at the end; it is sent again if it did not make it."""
@@ -124,6 +126,7 @@ def marketplace_chores(context: Context, mail: Mail, chores: Chores) -> tuple[Ch
     )
     funds = FundsWatch(context.database, clock=context.clock, random=context.random)
     reservations = ReservationExpiry(context.database, clock=context.clock, random=context.random)
+    volumes = VolumeKeeper(context.database, clock=context.clock, random=context.random)
 
     fleet = Fleet(context.database, clock=context.clock, random=context.random)
     metering = Metering(context.database, clock=context.clock, random=context.random)
@@ -147,6 +150,9 @@ def marketplace_chores(context: Context, mail: Mail, chores: Chores) -> tuple[Ch
     async def end_reservations() -> None:
         reservations.run(lambda: chores.stopping)
 
+    async def keep_volumes() -> None:
+        volumes.run(lambda: chores.stopping)
+
     async def tidy() -> None:
         deliverer.tidy()
 
@@ -157,5 +163,6 @@ def marketplace_chores(context: Context, mail: Mail, chores: Chores) -> tuple[Ch
         Chore("metering", METERING_S, meter_rentals),
         Chore("payments", PAYMENTS_S, settle_payments),
         Chore("reservations", RESERVATIONS_S, end_reservations),
+        Chore("volumes", VOLUMES_S, keep_volumes),
         Chore("tidy", TIDY_S, tidy),
     )

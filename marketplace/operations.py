@@ -26,6 +26,7 @@ from marketplace.settings import operations as settings
 from marketplace.ssh_keys import operations as ssh_keys
 from marketplace.teams import operations as teams
 from marketplace.users import operations as users
+from marketplace.volumes import operations as volumes
 
 TABLE: tuple[Operation[Any], ...] = (
     *auth.OPERATIONS,
@@ -44,6 +45,7 @@ TABLE: tuple[Operation[Any], ...] = (
     *services.OPERATIONS,
     *quotas.OPERATIONS,
     *reservations.OPERATIONS,
+    *volumes.OPERATIONS,
     *networks.OPERATIONS,
     *presets.OPERATIONS,
     *ssh_keys.OPERATIONS,

@@ -51,6 +51,9 @@ class Permission(StrEnum):
     RESERVATIONS_READ_ALL = "reservations.read_all"
     RESERVATIONS_WRITE = "reservations.write"
     RESERVATIONS_TYPES = "reservations.types"
+    VOLUMES_READ = "volumes.read"
+    VOLUMES_WRITE = "volumes.write"
+    VOLUMES_TYPES = "volumes.types"
     NETWORKS_READ = "networks.read"
     NETWORKS_READ_ALL = "networks.read_all"
     NETWORKS_WRITE = "networks.write"
@@ -80,6 +83,8 @@ _OWN = frozenset(
         Permission.QUOTAS_READ,
         Permission.RESERVATIONS_READ,
         Permission.RESERVATIONS_WRITE,
+        Permission.VOLUMES_READ,
+        Permission.VOLUMES_WRITE,
         Permission.TEAMS_READ,
         Permission.TEAMS_WRITE,
         Permission.ACCOUNT_READ,
@@ -121,6 +126,7 @@ _PROVIDE = frozenset(
     {
         Permission.KEYS_NODE,
         Permission.QUOTAS_WRITE,
+        Permission.VOLUMES_TYPES,
         Permission.TEAMS_SEARCH,
         Permission.USERS_READ,
         Permission.USERS_MESSAGE,
@@ -147,6 +153,8 @@ OF_TEAM_KEY = frozenset(
         Permission.QUOTAS_READ,
         Permission.RESERVATIONS_READ,
         Permission.RESERVATIONS_WRITE,
+        Permission.VOLUMES_READ,
+        Permission.VOLUMES_WRITE,
         Permission.TEAMS_READ,
         Permission.ACCOUNT_READ,
         Permission.PAYMENTS_READ,

@@ -103,3 +103,19 @@ def on_over(unit: WriteUnit, instance_id: str, scene: Scene, *, owner_id: str) -
         .where(volume_attachment.c.instance_id == instance_id, volume_attachment.c.detached_at.is_(None))
         .values(detached_at=scene.now)
     )
+
+
+def erasing(unit: ReadUnit, node_id: str) -> list[str]:
+    """Return the volumes whose files a node is to remove."""
+    wanted = select(volume.c.id).where(volume.c.node_id == node_id, volume.c.status == "Deleting")
+    return sorted(unit.select(wanted).scalars())
+
+
+def erased(unit: WriteUnit, node_id: str, scene: Scene) -> None:
+    """A node has done everything that it was asked to: the files of volumes that are being deleted are gone."""
+    for volume_id in erasing(unit, node_id):
+        row = unit.select(select(volume).where(volume.c.id == volume_id).with_for_update()).one()
+        if row.status == "Deleting":
+            values = {"deleted_at": scene.now, "updated_at": scene.now}
+            owner = row.team_id or row.user_id or row.account_id
+            transition(unit, MACHINE, volume_id, "Deleting", "deleted", scene, owner_id=owner, values=values)

@@ -75,7 +75,7 @@ def test_the_row_is_complete(operation: Row) -> None:
     assert operation.summary.endswith(".")
     assert operation.request.model_validate(dict(operation.example)) is not None
     assert operation.request.model_config["extra"] == "forbid" and issubclass(operation.request, Wire)
-    assert operation.path.startswith(("/api/v1/", "/api/v2/"))
+    assert operation.path.startswith(("/api/v1/", "/api/v2/", "/public/"))
     assert list(operation.versions) == sorted(operation.versions)
     assert not operation.idempotent or isinstance(operation.handler, Writes | Keyed)
 
