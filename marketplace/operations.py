@@ -20,6 +20,7 @@ from marketplace.payments import operations as payments
 from marketplace.presets import operations as presets
 from marketplace.providers import operations as providers
 from marketplace.quotas import operations as quotas
+from marketplace.recipes import operations as recipes
 from marketplace.reservations import operations as reservations
 from marketplace.services import operations as services
 from marketplace.settings import operations as settings
@@ -49,6 +50,7 @@ TABLE: tuple[Operation[Any], ...] = (
     *networks.OPERATIONS,
     *presets.OPERATIONS,
     *ssh_keys.OPERATIONS,
+    *recipes.OPERATIONS,
     *settings.OPERATIONS,
     *events.OPERATIONS,
 )

@@ -28,6 +28,8 @@ from marketplace.networks.service import Joined, Published
 from marketplace.nodes.tables import gpu
 from marketplace.placement import leases
 from marketplace.placement.tables import claim, gpu_slice_claim
+from marketplace.recipes import service as recipes
+from marketplace.settings import service as settings
 from marketplace.store.db import ReadUnit
 from marketplace.store.vault import Vault
 from marketplace.volumes import service as volumes
@@ -77,6 +79,7 @@ def desired(unit: ReadUnit, vault: Vault, node_id: str) -> Desired:
             for one in parts
             if not (leaving & held.get(one.row.id, set()) and one.row.gen_applied == 0 and one.row.want != "Absent")
         ],
+        images=recipes.images_for(unit, node_id, by_tag=settings.current(unit).filter_vm_images_by_tag),
         disabled_gpus=list(unit.select(disabled).scalars()),
         leases=leases.grants(unit, node_id),
     )

@@ -1,11 +1,19 @@
-"""What the catalog knows of an image."""
+"""What the catalog knows of images, for rentals and for nodes."""
 
 from __future__ import annotations
 
-from sqlalchemy import select
+import msgspec
+from sqlalchemy import insert, select
 
+from marketplace.agent.wire import DesiredImage
+from marketplace.nodes import service as nodes
+from marketplace.nodes.tables import gpu, node, node_command
+from marketplace.recipes.rules import suits
 from marketplace.recipes.tables import recipe, recipe_tag
-from marketplace.store.db import ReadUnit
+from marketplace.store.db import ReadUnit, WriteUnit
+from marketplace.store.ids import Random, new_id
+
+SYNC = "sync_images"
 
 
 def tags_of_image(unit: ReadUnit, image_url: str) -> frozenset[str]:
@@ -16,3 +24,63 @@ def tags_of_image(unit: ReadUnit, image_url: str) -> frozenset[str]:
         .where(recipe.c.image_url == image_url, recipe.c.removed_at.is_(None), recipe.c.owner_kind == "none")
     )
     return frozenset(unit.select(wanted).scalars())
+
+
+def images(unit: ReadUnit) -> list[DesiredImage]:
+    """Return everybody's images of virtual machines, each once, with the tags of all recipes that it is in."""
+    wanted = (
+        select(recipe.c.image_url, recipe.c.details, recipe_tag.c.tag)
+        .join(recipe_tag, recipe_tag.c.recipe_id == recipe.c.id, isouter=True)
+        .where(recipe.c.owner_kind == "none", recipe.c.removed_at.is_(None), recipe.c.image_url.like("http%"))
+        .order_by(recipe.c.image_url, recipe_tag.c.tag)
+    )
+    found: dict[str, tuple[str | None, set[str]]] = {}
+    for url, details, tag in unit.select(wanted):
+        digest = msgspec.json.decode(details).get("image_sha256")
+        known, tags = found.get(url, (None, set()))
+        found[url] = (known or digest, tags | ({tag} if tag else set()))
+    return [DesiredImage(url=url, sha256=digest, tags=sorted(tags)) for url, (digest, tags) in found.items()]
+
+
+def images_for(unit: ReadUnit, node_id: str, *, by_tag: bool) -> list[DesiredImage]:
+    """Return the images that a node keeps ready: all, or with `by_tag` those whose driver its GPUs can load."""
+    known = images(unit)
+    if not by_tag:
+        return known
+    wanted = select(gpu.c.kernel_modules).where(gpu.c.node_id == node_id, gpu.c.present).distinct()
+    modules = list(unit.select(wanted).scalars())
+    return [one for one in known if suits(modules, frozenset(one.tags))]
+
+
+def request_sync(unit: WriteUnit, image_url: str, *, by_tag: bool, now: int, random: Random) -> int:
+    """Ask the nodes for which an image is meant to fetch it now; return how many. A node that was asked already, and
+    has not begun, is asked once."""
+    waiting = set(
+        unit.select(
+            select(node_command.c.node_id).where(node_command.c.kind == SYNC, node_command.c.status == "Queued")
+        ).scalars()
+    )
+    asked = 0
+    for node_id in list(
+        unit.select(select(node.c.id).where(node.c.deleted_at.is_(None)).order_by(node.c.id)).scalars()
+    ):
+        if not any(one.url == image_url for one in images_for(unit, node_id, by_tag=by_tag)):
+            continue
+        asked += 1
+        if node_id not in waiting:
+            unit.execute(
+                insert(node_command).values(
+                    id=new_id(now, random),
+                    node_id=node_id,
+                    kind=SYNC,
+                    args="{}",
+                    issued_at=now,
+                    deadline=None,
+                    session_id=None,
+                    status="Queued",
+                    finished_at=None,
+                    output="",
+                )
+            )
+        nodes.touch(unit, node_id)
+    return asked
