@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu import scenarios
-from benchmarks.gpu.in_process import ROOT, engine_settings
+from benchmarks.gpu.in_process import ROOT, engine_settings, tail
 from benchmarks.gpu.streams import Stream
 from benchmarks.gpu.supervise import Context
 from benchmarks.gpu.words import count_words, text_of
@@ -25,7 +25,7 @@ from benchmarks.gpu.workload import workload
 from benchmarks.rig.cases import chat_body
 from benchmarks.rig.http import Connection, Endpoint, Reply, chat
 from benchmarks.rig.listener import free_port
-from benchmarks.rig.processes import ServerProcess
+from benchmarks.rig.processes import ServerProcess, StartFailedError
 
 AT_ONCE = ("--flush-ms", "0")
 
@@ -91,7 +91,7 @@ async def gateway(
     settings: Mapping[str, Any], data: Path, limit_s: float, *options: str
 ) -> AsyncIterator[tuple[Endpoint, float]]:
     """Run a gateway with its engine on a data folder; gives its endpoint and the seconds until it was ready. Raises
-    StartFailedError with the end of its log."""
+    RuntimeError with the ends of both logs."""
     port = free_port()
     argv = [sys.executable, "-m", "gateway.cli", "serve", "--port", str(port), "--data", str(data)]
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
@@ -99,7 +99,11 @@ async def gateway(
     server = ServerProcess([*argv, *serve_options(settings), *options], log, {"PYTHONPATH": path})
     try:
         served = Path(settings["model"]).name
-        took = await server.ready(Endpoint("http", "127.0.0.1", port, served), "/readyz", limit_s)
+        try:
+            took = await server.ready(Endpoint("http", "127.0.0.1", port, served), "/readyz", limit_s)
+        except StartFailedError as error:
+            engines = data / "engine.log"
+            raise RuntimeError(f"{error}; engine: {tail(engines) if engines.exists() else 'no log'}") from error
         key = json.loads((data / "first-run.json").read_bytes())["api_key"]
         yield Endpoint("http", "127.0.0.1", port, served, key, server.pid), took
     finally:
@@ -129,6 +133,8 @@ async def _run(context: Context) -> None:
         await scenarios.measure(HttpPort(endpoint), load, recorder, deadline, asked)
     if context.tiny:
         recorder.figure("http.start_s", took)
+    elif not deadline.allows(1.5 * took):
+        recorder.check("http: saturated", False, "no time was left for a second gateway")
     else:
         async with gateway(settings, data, deadline.left) as (endpoint, took):
             recorder.figure("http.start_s", took)

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.context import ForkServerContext
@@ -111,11 +111,11 @@ def run_section(
     process = context.Process(target=_inside, args=(section, dict(options), seconds, path), name=section.name)
     process.start()
     assert process.pid is not None
-    end, below = time.monotonic() + seconds + GRACE_S, {process.pid}
+    end, below = time.monotonic() + seconds + GRACE_S, {process.pid: started(process.pid)}
     try:
         while process.exitcode is None and time.monotonic() < end:
             process.join(min(WATCH_S, max(0.0, end - time.monotonic())))
-            below.update(process_tree(process.pid))
+            below |= {pid: started(pid) for pid in process_tree(process.pid) if pid not in below}
         ended = process.exitcode is not None
     finally:
         kill(below)
@@ -164,13 +164,23 @@ def run_sections(
     return records
 
 
-def kill(pids: Iterable[int]) -> None:
-    """End processes; those that are gone are passed over."""
-    for pid in pids:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
+def started(pid: int) -> str:
+    """When a process began, in ticks of the machine's clock: a number is used again, but not for the same moment. Empty
+    where it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def kill(known: Mapping[int, str]) -> None:
+    """End processes by number and beginning; those that are gone are passed over."""
+    for pid, began in known.items():
+        if began and started(pid) == began:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
 
 
 def _inside(section: Section, options: dict[str, Any], seconds: float, path: Path) -> None:
