@@ -17,6 +17,7 @@ from gateway.settings import Paths, Settings
 from marketplace.http.operation import Context
 from marketplace.notify.mail import FolderMail, Mail, SmtpMail, read_sender, read_smtp_url
 from marketplace.workers.fleet import Fleet
+from marketplace.workers.environments import EnvironmentExpiry
 from marketplace.workers.funds import FundsWatch
 from marketplace.workers.metering import Metering
 from marketplace.workers.outbox import Deliverer
@@ -33,6 +34,7 @@ METERING_S = 5.0
 PAYMENTS_S = 10.0
 RESERVATIONS_S = 5.0
 VOLUMES_S = 30.0
+ENVIRONMENTS_S = 10.0
 TIDY_S = 3600.0
 STOP_S = 5.0
 """How long a letter that is just being handed over may take at the end; it is sent again if it did not make it."""
@@ -127,6 +129,7 @@ def marketplace_chores(context: Context, mail: Mail, chores: Chores) -> tuple[Ch
     funds = FundsWatch(context.database, clock=context.clock, random=context.random)
     reservations = ReservationExpiry(context.database, clock=context.clock, random=context.random)
     volumes = VolumeKeeper(context.database, clock=context.clock, random=context.random)
+    environments = EnvironmentExpiry(context.database, clock=context.clock, random=context.random)
 
     fleet = Fleet(context.database, clock=context.clock, random=context.random)
     metering = Metering(context.database, clock=context.clock, random=context.random)
@@ -153,6 +156,9 @@ def marketplace_chores(context: Context, mail: Mail, chores: Chores) -> tuple[Ch
     async def keep_volumes() -> None:
         volumes.run(lambda: chores.stopping)
 
+    async def end_environments() -> None:
+        environments.run(lambda: chores.stopping)
+
     async def tidy() -> None:
         deliverer.tidy()
 
@@ -164,5 +170,6 @@ def marketplace_chores(context: Context, mail: Mail, chores: Chores) -> tuple[Ch
         Chore("payments", PAYMENTS_S, settle_payments),
         Chore("reservations", RESERVATIONS_S, end_reservations),
         Chore("volumes", VOLUMES_S, keep_volumes),
+        Chore("environments", ENVIRONMENTS_S, end_environments),
         Chore("tidy", TIDY_S, tidy),
     )

@@ -10,6 +10,7 @@ from marketplace.accounts import operations as accounts
 from marketplace.auth import oauth_operations, onboarding
 from marketplace.auth import operations as auth
 from marketplace.catalog import operations as catalog
+from marketplace.environments import operations as environments
 from marketplace.events import operations as events
 from marketplace.http.operation import Operation
 from marketplace.instances import operations as instances
@@ -47,6 +48,7 @@ TABLE: tuple[Operation[Any], ...] = (
     *quotas.OPERATIONS,
     *reservations.OPERATIONS,
     *volumes.OPERATIONS,
+    *environments.OPERATIONS,
     *networks.OPERATIONS,
     *presets.OPERATIONS,
     *ssh_keys.OPERATIONS,

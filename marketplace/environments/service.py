@@ -5,13 +5,35 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import and_, or_, select, update
 
 from marketplace.agent.inventory_wire import RetainedDisk
 from marketplace.environments.rules import MACHINE
 from marketplace.environments.tables import saved_environment
 from marketplace.events.transitions import Scene, begun, transition
+from marketplace.instances.tables import instance
 from marketplace.store.db import ReadUnit, WriteUnit
+
+_ended = instance.alias("ended")
+_claimer = instance.alias("claimer")
+_ROWS = (
+    select(
+        saved_environment.c.id,
+        saved_environment.c.state,
+        saved_environment.c.confirmed,
+        saved_environment.c.account_id,
+        _ended.c.user_id,
+        _ended.c.team_id,
+        _claimer.c.ended_at.label("claimer_ended"),
+    )
+    .join(_ended, _ended.c.id == saved_environment.c.id)
+    .join(_claimer, _claimer.c.id == saved_environment.c.claimed_by, isouter=True)
+)
+_LOOSE = or_(
+    saved_environment.c.state == "Retained",
+    and_(saved_environment.c.state == "Claimed", _claimer.c.ended_at.is_not(None)),
+)
+"""Whether it may end: not while it is claimed by something that is being made."""
 
 
 class EnvironmentGoneError(Exception):
@@ -64,22 +86,58 @@ def observed(
 ) -> None:
     """Take over which disks a node keeps. `owners` are the rows of the ended instances of those that are new here."""
     told = {disk.instance_id: disk for disk in disks}
-    known = unit.select(
-        select(saved_environment.c.id, saved_environment.c.state, saved_environment.c.account_id).where(
-            saved_environment.c.node_id == node_id, saved_environment.c.state.in_(("Retained", "Claimed"))
-        )
-    ).all()
-    for row in known:
+    for row in _kept(unit, node_id):
         disk = told.pop(row.id, None)
         if disk is not None:
             values = {"confirmed": True, "disk_bytes": disk.disk_bytes, "expires_at": disk.expires_at}
             unit.execute(update(saved_environment).where(saved_environment.c.id == row.id).values(**values))
+            if row.state == "Claimed" and row.claimer_ended is not None:
+                # Its node was lost while the disk was to be used again, and is back with it.
+                again = {"claimed_by": None}
+                transition(unit, MACHINE, row.id, "Claimed", "return", scene, owner_id=_owner(row), values=again)
         elif row.state == "Retained":
-            ended = {"confirmed": False, "ended_at": scene.now}
-            transition(unit, MACHINE, row.id, "Retained", "erase", scene, owner_id=row.account_id, values=ended)
+            erase(unit, row, scene)
+        elif row.confirmed:
+            unit.execute(update(saved_environment).where(saved_environment.c.id == row.id).values(confirmed=False))
     for disk in told.values():
         if disk.instance_id in owners:
             _retain(unit, owners[disk.instance_id], disk, scene)
+
+
+def erase(unit: WriteUnit, row: Any, scene: Scene) -> None:
+    """A disk is gone, or its time is over; `row` is one of `_kept` or `overdue`, locked."""
+    ended = {"confirmed": False, "ended_at": scene.now}
+    transition(unit, MACHINE, row.id, row.state, "erase", scene, owner_id=_owner(row), values=ended)
+
+
+def overdue(unit: ReadUnit, now: int, limit: int) -> list[str]:
+    """Return environments whose time is over, and that nothing that still lives was made of."""
+    wanted = select(saved_environment.c.id).join(
+        _claimer, _claimer.c.id == saved_environment.c.claimed_by, isouter=True
+    )
+    wanted = wanted.where(saved_environment.c.expires_at <= now, _LOOSE)
+    return list(unit.select(wanted.order_by(saved_environment.c.id).limit(limit)).scalars())
+
+
+def expire(unit: WriteUnit, environment_id: str, scene: Scene) -> bool:
+    """End an environment whose time is over; says whether there was anything to end."""
+    mine = (saved_environment.c.id == environment_id, saved_environment.c.expires_at <= scene.now, _LOOSE)
+    row = unit.select(_ROWS.where(*mine).with_for_update(of=saved_environment)).one_or_none()
+    if row is None:
+        return False
+    erase(unit, row, scene)
+    return True
+
+
+def _kept(unit: WriteUnit, node_id: str) -> list[Any]:
+    """The environments of a node that are not over, locked."""
+    mine = (saved_environment.c.node_id == node_id, saved_environment.c.state.in_(("Retained", "Claimed")))
+    wanted = _ROWS.where(*mine).order_by(saved_environment.c.id)
+    return list(unit.select(wanted.with_for_update(of=saved_environment)).all())
+
+
+def _owner(row: Any) -> str:
+    return str(row.team_id or row.user_id or row.account_id)
 
 
 def _retain(unit: WriteUnit, ended: Any, disk: RetainedDisk, scene: Scene) -> None:
