@@ -1,14 +1,16 @@
 """The same tokens with each optimisation on and off: every switch of the engine, chunk sizes, and too little memory.
 
-Switches are the engine's own: every boolean field of EngineConfig is turned to what it is not by default, so that a new
-one is compared from the day it exists. Each variant is an engine process with the small model; it is asked the same
-prompts twice, so that the second time finds them in the prefix cache where there is one.
+Switches are the engine's own: every boolean field of EngineConfig is turned to what it is not by default, and every
+field that can be "off" takes each of its values, so that a new one is compared from the day it exists. Each variant is
+an engine process with the small model; it is asked the same prompts twice, so that the second time finds them in the
+prefix cache where there is one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -45,9 +47,15 @@ def variants(tight_mib: int, tiny: bool) -> list[Variant]:
     for field in msgspec.structs.fields(EngineConfig):
         if field.type is bool:
             found.append(Variant(f"{field.name} {'off' if field.default else 'on'}", {field.name: not field.default}))
+        choices = typing.get_args(field.type)
+        if "off" in choices:
+            found += [
+                Variant(f"{field.name} {choice}", {field.name: choice}) for choice in choices if choice != field.default
+            ]
     if tiny:  # one of each kind
         return [*found[:3], Variant("chunks of 16", {"step_tokens": 16})]
-    return [*found, *(Variant(f"chunks of {chunk}", {"step_tokens": chunk}) for chunk in CHUNKS)]
+    paced = (Variant("steps of 2 ms", {"max_step_ms": 2.0}), Variant("no lane for short prompts", {"fast_share": 0.0}))
+    return [*found, *paced, *(Variant(f"chunks of {chunk}", {"step_tokens": chunk}) for chunk in CHUNKS)]
 
 
 def differences(mine: list[Answer], base: list[Answer]) -> str:
