@@ -96,6 +96,8 @@ def greedy(model: Any, prompt: Sequence[int], count: int, device: str) -> tuple[
 def compare(mine: Answer, tokens: Sequence[int], margins: Sequence[float], logprobs: Tensor) -> tuple[str, float]:
     """(what is wrong, or nothing; the largest difference of log-probabilities while the tokens agree)."""
     worst = 0.0
+    if not len(mine.tokens) == len(mine.logprobs) == len(tokens):
+        return f"{len(mine.tokens)} tokens and {len(mine.logprobs)} log-probabilities", worst
     for at, (got, wanted) in enumerate(zip(mine.tokens, tokens, strict=True)):
         if got != wanted:
             near = margins[at] < NEAR_TIE

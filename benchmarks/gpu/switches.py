@@ -61,6 +61,8 @@ def variants(tight_mib: int, tiny: bool) -> list[Variant]:
 def differences(mine: list[Answer], base: list[Answer]) -> str:
     """Where answers differ first by more than a near tie; nothing where they do not."""
     for number, (got, wanted) in enumerate(zip(mine, base, strict=True)):
+        if len(got.tokens) != len(wanted.tokens) or len(got.logprobs) != len(got.tokens):
+            return f"prompt {number}: {len(got.tokens)} tokens and {len(got.logprobs)} log-probabilities"
         for at, (one, other) in enumerate(zip(got.tokens, wanted.tokens, strict=True)):
             if one != other:
                 top = wanted.logprobs[at].top

@@ -170,6 +170,8 @@ def test_only_near_ties_excuse_another_token() -> None:
     assert compare(answer(1, 5, 3), [1, 2, 3], [1.0, 1e-4, 1.0], logprobs)[0] == ""
     logprobs[2, 3] = -0.3
     assert compare(answer(1, 2, 3), [1, 2, 3], [1.0] * 3, logprobs)[1] == pytest.approx(0.2)
+    assert compare(answer(1, 2), [1, 2, 3], [1.0] * 3, logprobs)[0] == "2 tokens and 2 log-probabilities"
+    assert differences([answer(1)], [answer(1, 2)]) == "prompt 0: 1 tokens and 1 log-probabilities"
     assert differences([answer(1, 2)], [answer(1, 2)]) == ""
     assert differences([answer(1, 7)], [answer(1, 2)]) == "prompt 0: token 1 is 7, was 2"
     assert differences([answer(1, 7)], [answer(1, 2, gap=1e-5)]) == ""
