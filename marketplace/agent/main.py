@@ -12,11 +12,12 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from marketplace.agent import credentials
+from marketplace.agent import credentials, volumes
 from marketplace.agent.client import ServerClient
 from marketplace.agent.credentials import CredentialError, Credentials
 from marketplace.agent.disks import RetainedDisks
@@ -166,6 +167,7 @@ def _agent(
         samples=nvml.samples,
         drivers=drivers,
         now=_now,
+        erase_volumes=partial(volumes.erase, data / "volumes"),
     )
     agent = Agent(ServerClient(settings.server, credential), keeper, leases, around)
     pokes.append(agent)

@@ -56,6 +56,8 @@ class Surroundings(msgspec.Struct, kw_only=True):
     samples: Callable[[], list[GpuSample]] = list
     drivers: Mapping[Kind, Driver]
     now: Callable[[], int]
+    erase_volumes: Callable[[list[str]], None] = lambda ids: None
+    """removes the files of volumes"""
 
 
 class Agent:
@@ -231,6 +233,9 @@ class Agent:
 
     async def _round(self) -> None:
         rev, before = self._rev, self._observed
+        desired = self.keeper.desired
+        if desired is not None and desired.erased_volumes:
+            await asyncio.to_thread(self._around.erase_volumes, desired.erased_volumes)
         self.keeper.leased = self.leases.held()
         observed = await self.keeper.round()
         async with self._looked:

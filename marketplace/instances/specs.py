@@ -82,6 +82,7 @@ def desired(unit: ReadUnit, vault: Vault, node_id: str) -> Desired:
         images=recipes.images_for(unit, node_id, by_tag=settings.current(unit).filter_vm_images_by_tag),
         disabled_gpus=list(unit.select(disabled).scalars()),
         leases=leases.grants(unit, node_id),
+        erased_volumes=volumes.erasing(unit, node_id),
     )
 
 

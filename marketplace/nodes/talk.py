@@ -30,6 +30,7 @@ from marketplace.placement import leases
 from marketplace.settings import service as settings
 from marketplace.store.db import ReadUnit, WriteUnit
 from marketplace.store.vault import Vault
+from marketplace.volumes import service as volumes
 
 SECOND = 1_000_000
 POLL_WAIT_S = 20
@@ -93,6 +94,8 @@ def poll(unit: WriteUnit, provider_id: str, told: Poll, scene: Scene) -> Taken:
 
 def _take_observed(unit: WriteUnit, row: Any, told: Poll, scene: Scene) -> tuple[list[str], bool]:
     up_to_date = told.applied_rev == row.desired_rev
+    if up_to_date:
+        volumes.erased(unit, row.id, scene)
     if told.observed is not None:
         unknown = observe.take(unit, row, told.observed, scene, up_to_date=up_to_date)
         unit.execute(update(node).where(node.c.id == row.id).values(observed_digest=told.observed_digest))
