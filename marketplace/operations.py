@@ -16,6 +16,7 @@ from marketplace.http.operation import Operation
 from marketplace.instances import operations as instances
 from marketplace.keys import operations as keys
 from marketplace.networks import operations as networks
+from marketplace.nodes import metrics_operations as metrics
 from marketplace.nodes import operations as nodes
 from marketplace.payments import operations as payments
 from marketplace.presets import operations as presets
@@ -49,10 +50,11 @@ TABLE: tuple[Operation[Any], ...] = (
     *reservations.OPERATIONS,
     *volumes.OPERATIONS,
     *environments.OPERATIONS,
+    *metrics.OPERATIONS,
     *networks.OPERATIONS,
     *presets.OPERATIONS,
-    *ssh_keys.OPERATIONS,
     *recipes.OPERATIONS,
+    *ssh_keys.OPERATIONS,
     *settings.OPERATIONS,
     *events.OPERATIONS,
 )
