@@ -148,6 +148,8 @@ def decide(view: View, limits: Limits, pace: Pace = UNPACED) -> Decision:
             available -= 1
         work.append(Work(request, 1))
         context += computed + 1
+    if not chunked and not view.waiting:
+        return Decision(preempt, work)
     decodes = len(work)
     prefill = Prefill(
         view,
@@ -228,6 +230,8 @@ class Scheduler:
     def view(self) -> View:
         """The present state, for `decide`."""
         pool = self.pool
+        if not self.waiting:
+            return View(self.running, (), pool.available, pool.refcounts)
         return View(
             self.running, self._candidates(self.waiting), pool.available, pool.refcounts, self._candidates(self.short)
         )
