@@ -200,7 +200,8 @@ class LeaseBook:
     async def wait(self, timeout_s: float) -> None:
         """Until a lease changes, at most so long."""
         try:
-            await asyncio.wait_for(self._changes.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._changes.wait()
         except TimeoutError:
             return
         self._changes.clear()

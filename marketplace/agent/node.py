@@ -227,9 +227,13 @@ class Agent:
             if session is not None and self._around.now() - self._heard_at > session.lease_s * SECOND:
                 self.keeper.connected = False
             if session is not None:
-                await self._round()
+                try:
+                    await self._round()
+                except OSError as error:  # a full disk, say: machines are cared for again when it is over
+                    _log.error("the machines cannot be looked after: %s", error)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), ROUND_S)
+                async with asyncio.timeout(ROUND_S):
+                    await self._wake.wait()
 
     async def _round(self) -> None:
         rev, before = self._rev, self._observed

@@ -138,7 +138,8 @@ class PodmanDriver:
 
     async def destroy(self, id: str) -> None:
         """Remove it with what it wrote."""
-        await self._call("POST", f"/containers/{_name(id)}/kill", missing=True)  # removing alone would ask first
+        # Removing alone would ask first and wait; whether there is anything to kill, the engines tell in many ways.
+        await self._raw("POST", f"/containers/{_name(id)}/kill")
         await self._call("DELETE", f"/containers/{_name(id)}?force=true&v=true", missing=True)
 
     async def publish(self, id: str, ports: list[Port]) -> None:

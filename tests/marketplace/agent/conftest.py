@@ -52,7 +52,7 @@ class Renter:
         subprocess.run(quiet, check=True)
         self.public = self.key.with_suffix(".pub").read_text().strip()
 
-    async def ssh(self, port: int, command: str, *, within_s: float = 30) -> str:
+    async def ssh(self, port: int, command: str, *, within_s: float = 90) -> str:
         """What a command on the guest prints."""
         words = ["ssh", "-i", str(self.key), "-p", str(port), "-o", "StrictHostKeyChecking=no", "-o", "BatchMode=yes"]
         words += ["-o", "UserKnownHostsFile=/dev/null", "-o", "LogLevel=ERROR", "-o", "ConnectTimeout=10"]

@@ -1,0 +1,127 @@
+"""Real containers: limits, ports, power, logs, and failures that a renter can act on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from starlette.routing import Router
+
+from marketplace.agent.drivers.base import DriverError
+from marketplace.agent.drivers.podman import PodmanDriver
+from marketplace.agent.drivers.podman_service import containers_conf, registries_conf, runtime_folder
+from marketplace.agent.serving import served, tcp_listener
+from marketplace.agent.wire import ContainerSpec, Port
+
+MIB = 1 << 20
+
+
+@contextlib.asynccontextmanager
+async def engine(folder: Path, registry: Any) -> AsyncIterator[tuple[PodmanDriver, str]]:
+    """A driver, and a registry's image that it may have."""
+    listener = tcp_listener("127.0.0.1", 0)
+    where = f"127.0.0.1:{listener.getsockname()[1]}"
+    driver = PodmanDriver(folder, folder / "volumes", label="test", insecure=[where], settle_s=0.2)
+    async with served(Router(registry.Registry().routes()), listener):
+        try:
+            yield driver, f"{where}/box:1"
+        finally:
+            for one in await driver.listing():
+                await driver.destroy(one.id)
+            await driver.close()
+            await asyncio.to_thread(clean, folder)
+
+
+def clean(folder: Path) -> None:
+    subprocess.run(["umount", folder / "storage/overlay"], check=False, capture_output=True)
+    shutil.rmtree(runtime_folder(folder), ignore_errors=True)
+
+
+async def failure(driver: PodmanDriver, spec: ContainerSpec, folder: Path) -> DriverError:
+    with pytest.raises(DriverError) as caught:
+        await driver.create("bad", spec, folder, lambda phase: None)
+    await driver.destroy("bad")
+    return caught.value
+
+
+@pytest.mark.slow
+def test_a_container_lives_within_its_limits_and_failures_are_explained(
+    registry: Any, port: int, tmp_path: Path
+) -> None:
+    async def run() -> None:
+        async with engine(tmp_path, registry) as (driver, image):
+            capabilities = await driver.probe()
+            assert capabilities.container_engine is not None
+            assert capabilities.container_engine.startswith("podman ")
+            script = (
+                "cat /sys/fs/cgroup/memory/memory.limit_in_bytes; mkdir /w; echo hi > /w/index.html; httpd -f -h /w"
+            )
+            spec = ContainerSpec(
+                name="box",
+                image=image,
+                command=["/bin/sh", "-c", script],
+                ports=[Port(80, port, "tcp", "127.0.0.1")],
+                vcpu=1,
+                dram_bytes=48 * MIB,
+            )
+            phases: list[str] = []
+            await driver.create("a", spec, tmp_path, phases.append)
+            await driver.create("a", spec, tmp_path, phases.append)
+            assert phases == ["Pulling", "Creating"], "what is there is not made again"
+            (seen,) = await driver.listing()
+            assert (seen.id, seen.power, seen.ports) == ("a", "Running", spec.ports)
+            async with httpx2.AsyncClient() as client:
+                assert (await client.get(f"http://127.0.0.1:{port}/")).text == "hi\n"
+            assert str(48 * MIB) in await driver.tail_log("a", 5)
+            used = await driver.metrics("a")
+            assert used is not None
+            assert used.memory_bytes is not None
+            assert 0 < used.memory_bytes < 48 * MIB
+
+            await driver.pause("a")
+            assert (await driver.listing())[0].power == "Paused"
+            await driver.resume("a")
+            await driver.stop("a", 0)
+            assert (await driver.listing())[0].power == "Exited"
+            await driver.start("a")
+            assert (await driver.listing())[0].power == "Running"
+            await driver.destroy("a")
+            await driver.destroy("a")
+            assert await driver.listing() == []
+
+            wrong = await failure(driver, ContainerSpec(name="b", image=image, command=["/bin/nothere"]), tmp_path)
+            assert (wrong.cause, wrong.message) == ("BadCommand", "The container's command is not in its image.")
+            ended = await failure(driver, ContainerSpec(name="b", image=image), tmp_path)
+            assert ended.message == (
+                "The container's command failed: it ended at once with status 7. Its last words: no command"
+            )
+            missing = await failure(driver, ContainerSpec(name="b", image=image[:-1] + "9"), tmp_path)
+            assert missing.cause == "BadImage"
+            assert "check its name and tag" in missing.message
+            local = await failure(driver, ContainerSpec(name="b", image="localhost/mine:1"), tmp_path)
+            assert "There is no image localhost/mine:1" in local.message
+
+    asyncio.run(run())
+
+
+def test_an_engine_that_is_not_there_is_a_problem_and_no_error(tmp_path: Path) -> None:
+    driver = PodmanDriver(tmp_path, tmp_path, label="test", socket=tmp_path / "none.sock")
+    capabilities = asyncio.run(driver.probe())
+    assert not capabilities.container
+    assert "does not answer" in capabilities.problems[0]
+
+
+def test_settings_of_the_engine() -> None:
+    conf = containers_conf(1024)
+    assert 'default_ulimits = ["nofile=1024:1024", "nproc=4096:4096"]' in conf
+    assert 'cgroup_manager = "cgroupfs"' in conf
+    assert 'location = "127.0.0.1:5000"\ninsecure = true' in registries_conf(["127.0.0.1:5000"])
+    assert "insecure" not in registries_conf([])
+    assert len(str(runtime_folder(Path("/a" * 100)))) <= 50
