@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from math import prod
 
@@ -32,11 +32,7 @@ class ForwardBatch:
     page_table: Tensor
     """int32 [S, P]: pages of each sequence in order; entries past its end are 0 and never read"""
     logit_rows: Tensor
-    """int64 [R]: rows of T whose logits are wanted, ascending"""
-
-    def to(self, device: str) -> ForwardBatch:
-        """The same on another device."""
-        return ForwardBatch(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
+    """int64 [R]: rows of T whose logits are wanted, ascending; in a padded batch −1 past them"""
 
     @property
     def num_tokens(self) -> int:

@@ -52,6 +52,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Run a step of the model as one operation where the kernels have one for it; the results are the same bits."""
     step_tokens: int = 256
     """Token budget of one step: running sequences first, the rest is prefill, in chunks."""
+    graphs: Literal["auto", "on", "off"] = "auto"
+    """Pad steps to a table of sizes and record them: on a GPU as CUDA graphs (auto, on), or run at the same sizes
+    without (off); on a CPU steps have exactly their size (auto, off) or are padded as on a GPU (on), for tests.
+    """
+    device_sampling: bool = True
+    """Choose tokens on the device, where its kernels can; otherwise each step's logits go to the host, which waits."""
     overlap: bool = True
     """Decide and launch a step while the one before it still runs, on devices that compute by themselves."""
     max_step_ms: float = 0.0
@@ -72,6 +78,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     step_timeout_s: float = 60.0
     """Seconds after which a step that has not ended is given up: its requests fail and the engine starts again; 0
     waits for ever.
+    """
+    split_keys: bool = True
+    """Cut long sequences along their keys where a step has few of them, so that a GPU is busy; on CPUs of no effect."""
+    deterministic: bool = False
+    """Make a request's logits the same bits whatever else is in its steps and however its prompt is cut. On CPUs they
+    are that anyway; on a GPU it costs speed (fixed tiles, no split keys, matrix products of a fixed number of rows),
+    and without it they are the same bits only where steps fall into the same bucket.
     """
     prefix_cache: bool = True
     """Reuse the KV pages of equal prompt prefixes within one tenant."""

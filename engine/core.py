@@ -26,15 +26,15 @@ from torch import Tensor
 from engine.batch import ForwardBatch, KVTensors
 from engine.config import EngineConfig
 from engine.device import CpuDevice, Device
-from engine.exact import ExactSteps
 from engine.first_token import FirstTokens
 from engine.kv_cache import BlockPool
 from engine.metrics import EngineMetrics
 from engine.request import Request, RequestError
 from engine.runner import Flight, Runner
-from engine.sampler import BROKEN, Sampler
+from engine.sampler import BROKEN
 from engine.scheduler import Applied, Limits, Scheduler, decide, shape_of
 from engine.sizing import Shape, free_host_bytes, plan_kv
+from engine.steps import make_steps
 from engine.watchdog import InFlight
 from engine.wire import (
     Counters,
@@ -132,18 +132,20 @@ class EngineCore:
             dtype=getattr(torch, plan.dtype),
             device=device.name,
         )
-        steps = ExactSteps(
+        steps = make_steps(
+            config,
             model,
+            ops,
             kv,
-            Sampler(shape.vocab_size, max_running),
+            device,
+            vocab_size=shape.vocab_size,
             max_running=max_running,
-            step_tokens=config.step_tokens,
             max_context=plan.max_context,
-            place=device.name,
         )
+        self.steps = steps
         self._runner = Runner(steps, device, max_running, plan.page_size)
         self._flights: deque[Flight] = deque()
-        self._ahead = int(config.overlap and device.asynchronous)
+        self._ahead = int(config.overlap and device.asynchronous and steps.overlaps)
         self._live: dict[str, Request] = {}
         self._ended: OrderedDict[str, Ended] = OrderedDict()
         self._arrivals = 0
@@ -175,6 +177,10 @@ class EngineCore:
         if len(self._live) >= self._limits.max_running + self.config.max_queued:
             text = f"{len(self._live)} requests run or wait; the queue holds {self.config.max_queued}"
             return self._refuse(request_id, "queue_full", text)
+        edits = len(params.logit_bias) + len(params.stop_token_ids) + len(self._eos_ids)
+        if self.steps.max_edits is not None and edits > self.steps.max_edits:
+            text = f"logit_bias has room for {self.steps.max_edits} tokens, those that end an answer included"
+            return self._refuse(request_id, "invalid", text)
         request = Request(
             request_id,
             prompt,

@@ -11,8 +11,9 @@ from torch import Tensor
 from engine.batch import ForwardBatch, KVTensors
 from engine.device import Result
 from engine.packing import Int32s
+from engine.request import Request
 from engine.runner import Flight
-from engine.sampler import Sampled, Sampler
+from engine.sampler import RowState, Sampled, Sampler
 from kernels.host_step import HostStep, apply_pages, host_step
 from kernels.step_layout import StepLayout
 
@@ -37,13 +38,10 @@ class ExactSteps:
         max_running: int,
         step_tokens: int,
         max_context: int,
-        place: str = "cpu",
     ) -> None:
-        """place: torch's device of the model; the tables stay in main memory."""
         self._model = model
         self._kv = kv
         self._sampler = sampler
-        self._place = place
         self._page_size = kv.page_size
         self._tokens: Int32s = np.zeros((max_running, max_context), dtype=np.int32)
         self._pages: Int32s = np.zeros((max_running, -(-max_context // kv.page_size)), dtype=np.int32)
@@ -54,7 +52,19 @@ class ExactSteps:
         """The only layout."""
         return self._layout
 
-    def bucket(self, tokens: int, seqs: int) -> StepLayout:
+    overlaps = True
+    summary = ""
+
+    @property
+    def max_edits(self) -> int | None:
+        """Any number."""
+        return None
+
+    def state(self, request: Request) -> object:
+        """What the host's sampler needs."""
+        return RowState(request)
+
+    def bucket(self, tokens: int, seqs: int, logits: int) -> StepLayout:
         """The only layout."""
         return self._layout
 
@@ -62,6 +72,7 @@ class ExactSteps:
         """Run the step; what was chosen stays in the flight."""
         packed = flight.packed
         for row, state in flight.admitted:
+            assert state is None or isinstance(state, RowState)
             self._sampler.install(row, state)
         for extra in packed.before:
             apply_pages(extra.array, packed.layout, self._pages)
@@ -80,7 +91,7 @@ class ExactSteps:
         return flight.sampled
 
     def _batch(self, step: HostStep) -> ForwardBatch:
-        batch = ForwardBatch(
+        return ForwardBatch(
             token_ids=torch.from_numpy(step.token_ids),
             positions=torch.from_numpy(step.positions),
             slots=torch.from_numpy(step.slots),
@@ -89,4 +100,3 @@ class ExactSteps:
             page_table=torch.from_numpy(step.page_table),
             logit_rows=torch.from_numpy(step.logit_rows),
         )
-        return batch if self._place == "cpu" else batch.to(self._place)

@@ -50,7 +50,15 @@ def load(config: EngineConfig, *, clock: Callable[[], float] = time.monotonic) -
     source = resolve(config.model, cache)
     lap("find the model")
     kernel_cache = cache / "kernels" if cache else None
-    ops = kernels.table(device, config.kernels, threads, kernel_cache, config.activation_bits)
+    ops = kernels.table(
+        device,
+        config.kernels,
+        threads,
+        kernel_cache,
+        config.activation_bits,
+        split=config.split_keys,
+        deterministic=config.deterministic,
+    )
     # The native operations have threads of their own; torch's would only spin beside them after every small operation.
     torch.set_num_threads(1 if ops.name == "cpu" else threads)
     lap("kernels")

@@ -63,12 +63,12 @@ class StepPacker:
         *,
         rows: int,
         page_size: int,
-        bucket: Callable[[int, int], StepLayout],
+        bucket: Callable[[int, int, int], StepLayout],
         largest: int,
         staging: Callable[[int], Tensor],
     ) -> None:
-        """bucket: (tokens, sequences) → the layout that holds such a step. largest: numbers of the largest layout.
-        staging: takes host memory."""
+        """bucket: (tokens, sequences, rows of logits) → the layout that holds such a step. largest: numbers
+        of the largest layout. staging: takes host memory."""
         self._bucket = bucket
         self._page_size = page_size
         self._staging = staging
@@ -92,7 +92,7 @@ class StepPacker:
         sampling = [request for request, _ in work if request.scheduled == len(request.tokens)]
         ends = counts.cumsum(dtype=np.int32)
         tokens = int(ends[-1])
-        layout = self._bucket(tokens, seqs)
+        layout = self._bucket(tokens, seqs, len(sampling))
         buffer = self._slots[self._turn]
         self._turn = (self._turn + 1) % SLOTS
         array = buffer.array

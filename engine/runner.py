@@ -17,10 +17,14 @@ import torch
 from engine.device import Device, Pending, Result
 from engine.packing import Packed, StepPacker
 from engine.request import Request
-from engine.sampler import RowState, Sampled, plain
+from engine.sampler import Sampled, plain
 from engine.scheduler import Applied, Work
 from engine.step_time import StepShape
 from kernels.step_layout import StepLayout
+
+PLAIN, SAMPLED, LOGPROBS = range(3)
+"""What rows ask: the largest logit, a draw or edited logits, log-probabilities as well. A step does what its most
+demanding row asks."""
 
 
 @dataclass(slots=True)
@@ -35,10 +39,10 @@ class Flight:
     ends: list[int]
     """how many tokens of each are computed afterwards"""
     packed: Packed
-    admitted: list[tuple[int, RowState | None]]
-    """rows that got a new owner, with its sampling"""
-    plain: bool
-    """every row takes its largest logit"""
+    admitted: list[tuple[int, object | None]]
+    """rows that got a new owner, with what choosing its tokens needs; None for a plain one"""
+    kind: int
+    """what choosing the tokens takes: PLAIN, SAMPLED or LOGPROBS"""
     sampled: Sampled | None = None
     """what the host's sampler chose"""
     pending: Pending | None = None
@@ -55,8 +59,27 @@ class Flight:
 class Steps(Protocol):
     """A model with the tables of its rows: what runs on the device."""
 
-    def bucket(self, tokens: int, seqs: int) -> StepLayout:
-        """The layout in which a step of so many tokens and sequences is packed."""
+    def bucket(self, tokens: int, seqs: int, logits: int) -> StepLayout:
+        """The layout in which a step of so many tokens, sequences and rows of logits is packed."""
+        ...
+
+    def state(self, request: Request) -> object:
+        """What choosing this request's tokens needs, as the request is now."""
+        ...
+
+    @property
+    def overlaps(self) -> bool:
+        """True when the host need not wait for a step to launch the next one."""
+        ...
+
+    @property
+    def summary(self) -> str:
+        """What was recorded at the start, in words; empty for nothing."""
+        ...
+
+    @property
+    def max_edits(self) -> int | None:
+        """Most entries of logit_bias and stop tokens of one request together; None: any number."""
         ...
 
     @property
@@ -83,7 +106,7 @@ class Runner:
     rows: int
     page_size: int
     _packer: StepPacker = field(init=False)
-    _plain: list[bool] = field(init=False)
+    _asks: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         self._packer = StepPacker(
@@ -93,18 +116,18 @@ class Runner:
             largest=self.steps.largest.size,
             staging=self.device.staging,
         )
-        self._plain = [True] * self.rows
+        self._asks = [PLAIN] * self.rows
 
     def prepare(self, applied: Applied) -> Flight:
         """Pack the step and count its tokens as on their way. At least one request takes part."""
-        admitted: list[tuple[int, RowState | None]] = []
+        admitted: list[tuple[int, object | None]] = []
         for request in applied.admitted:
             self._packer.admit(request.row)
-            is_plain = self._plain[request.row] = plain(request)
-            admitted.append((request.row, None if is_plain else RowState(request)))
+            asks = PLAIN if plain(request) else SAMPLED if request.params.logprobs is None else LOGPROBS
+            self._asks[request.row] = asks
+            admitted.append((request.row, None if asks == PLAIN else self.steps.state(request)))
         work = applied.work
         packed = self._packer.pack(work)
-        flags = self._plain
         flight = Flight(
             work=work,
             epochs=[request.epoch for request, _ in work],
@@ -112,7 +135,7 @@ class Runner:
             ends=[request.scheduled for request, _ in work],
             packed=packed,
             admitted=admitted,
-            plain=all(flags[request.row] for request in packed.sampling),
+            kind=max([self._asks[request.row] for request in packed.sampling], default=PLAIN),
         )
         for request, _ in work:
             request.dispatch()

@@ -14,6 +14,8 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from kernels.step_layout import StepInputs, StepLayout
+
 BlockFormat = Literal["q4_0", "q4_1", "q8_0"]
 Activation = Literal["silu", "gelu_tanh", "gelu"]
 
@@ -82,7 +84,7 @@ class Ops(Protocol):
 
     def embed(self, token_ids: Tensor, weight: LinearWeight) -> Tensor:
         """Rows of the (possibly packed) embedding: int32 [T] → [T, H]. The same handle serves as tied LM head in
-        `linear`.
+        `linear`. On GPUs and in `reference` an id of −1 is padding: zeros.
         """
         ...
 
@@ -137,6 +139,22 @@ class Ops(Protocol):
 
     def gated(self, gate_up: Tensor, activation: Activation = "silu") -> Tensor:
         """[T, 2·I] → activation(first half) · second half, [T, I]."""
+        ...
+
+
+class StepInputsOp(Protocol):
+    """Unpacks a step on the device (`kernels.triton.step_inputs`, `kernels.reference.step_inputs`)."""
+
+    def __call__(
+        self,
+        buffer: Tensor,
+        layout: StepLayout,
+        token_table: Tensor,
+        page_table: Tensor,
+        page_size: int,
+        into: StepInputs,
+    ) -> None:
+        """Apply what the buffer int32 [layout.size] carries to the tables, then fill `into`."""
         ...
 
 

@@ -76,10 +76,12 @@ def linear(x: Tensor, weight: DenseWeight) -> Tensor:
 
 
 def embed(token_ids: Tensor, weight: DenseWeight) -> Tensor:
-    """Rows of the matrix. Raises IndexError for an id outside [0, N)."""
-    if token_ids.numel() and (int(token_ids.min()) < 0 or int(token_ids.max()) >= weight.out_features):
+    """Rows of the matrix, zeros for an id of −1, which is padding. Raises IndexError for another id outside [0, N)."""
+    if token_ids.numel() and (int(token_ids.min()) < -1 or int(token_ids.max()) >= weight.out_features):
         raise IndexError(f"a token id is outside [0, {weight.out_features})")
-    return weight.matrix[token_ids.to(torch.int64)]
+    rows = weight.matrix[token_ids.to(torch.int64).clamp(min=0)]
+    rows[token_ids < 0] = 0.0
+    return rows
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:

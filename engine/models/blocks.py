@@ -100,17 +100,25 @@ class DecoderModel:
                 batch.token_ids, batch.positions, batch.slots, batch.q_starts, batch.kv_lens, batch.page_table,
                 batch.logit_rows, kv.keys, kv.values,
             )  # fmt: skip
+        # Rows ascend, so as many rows as tokens means every row, in order: nothing to pick in a pure decode step
+        return self.logits(self.hidden(batch, kv, every=batch.logit_rows.shape[0] == batch.num_tokens))
+
+    def hidden(self, batch: ForwardBatch, kv: KVTensors, *, every: bool) -> Tensor:
+        """The layers alone: write the step's keys and values and return the normalised rows [R, H] of logit_rows, where
+        −1 stands for any row. every: the rows are the tokens, one by one."""
         residual = self._embedding(batch.token_ids)
         x: Tensor | None = None
         for layer in self._below:
             x = layer(x, residual, batch, kv)
-        rows = batch.logit_rows
-        # Rows ascend, so as many rows as tokens means every row, in order: nothing to pick in a pure decode step
-        if rows.shape[0] == residual.shape[0]:
+        if every:
             x = self._top(x, residual, batch, kv)
         else:
-            x, residual = self._top.last(x, residual, batch, kv, rows)
-        return self._head(self._norm(x, residual)).to(torch.float32)
+            x, residual = self._top.last(x, residual, batch, kv, batch.logit_rows)
+        return self._norm(x, residual)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The head alone: float32 logits [R, vocab] of rows that `hidden` returned."""
+        return self._head(hidden).to(torch.float32)
 
 
 def load_attention(loader: LayerLoader, config: ModelConfig, layer: int, cos_sin: Tensor) -> PagedAttention:

@@ -54,14 +54,24 @@ class TritonOps:
 
     name = "triton"
 
-    def __init__(self, *, skinny_rows: int = MAX_ROWS, dense: torch.dtype | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        skinny_rows: int = MAX_ROWS,
+        dense: torch.dtype | None = None,
+        split: bool = True,
+        deterministic: bool = False,
+    ) -> None:
         """skinny_rows: products of up to this many rows go to the skinny GEMM; 0 leaves all to the vendor library.
-        dense: type that block-quantised weights are dequantised to; None is bfloat16 on a GPU, float32 on a CPU. Raises
-        ValueError for skinny_rows outside 0 to 16."""
+        dense: type that block-quantised weights are dequantised to; None is bfloat16 on a GPU, float32 on a CPU. split:
+        cut long sequences along their keys. deterministic: a row's bits depend on that row alone. Raises ValueError for
+        skinny_rows outside 0 to 16."""
         if not 0 <= skinny_rows <= MAX_ROWS:
             raise ValueError(f"skinny_rows must be 0 to {MAX_ROWS}, not {skinny_rows}")
         self._skinny_rows = skinny_rows
         self._dense = dense
+        self._split = split
+        self._deterministic = deterministic
 
     def pack(self, parts: Sequence[WeightPart], bias: Tensor | None = None) -> LinearWeight:
         """Stack row-blocks into one matrix of their common type. Raises ValueError for parts that do not fit."""
@@ -85,6 +95,8 @@ class TritonOps:
         held = _matrix_weight(weight)
         if x.dim() != 2 or x.shape[1] != held.in_features:
             raise ValueError(f"linear needs x of [T, {held.in_features}], not {list(x.shape)}")
+        if self._deterministic:
+            return _linear_in_blocks(x, held)
         if x.shape[0] <= self._skinny_rows:
             return skinny_gemm(x, held.matrix, held.bias)
         return functional.linear(x, held.matrix, held.bias)
@@ -108,11 +120,32 @@ class TritonOps:
         window: int = 0,
     ) -> Tensor:
         """Causal attention over pages → [T, Hq·D]."""
-        return paged_attention(q, key_cache, value_cache, q_starts, kv_lens, page_table, scale, window)
+        return paged_attention(
+            q, key_cache, value_cache, q_starts, kv_lens, page_table, scale, window, split=self._split,
+            deterministic=self._deterministic,
+        )  # fmt: skip
 
     def gated(self, gate_up: Tensor, activation: Activation = "silu") -> Tensor:
         """activation(first half) · second half."""
         return gated(gate_up, activation)
+
+
+BLOCK_ROWS = 128
+"""Rows of every matrix product in deterministic mode: at 128, one sweep over a weight in bfloat16 still takes a GPU as
+long as reading it, and a long prompt sweeps over it no more often than it must by far."""
+
+
+def _linear_in_blocks(x: Tensor, weight: MatrixWeight) -> Tensor:
+    """x · weightᵀ + bias in products of always BLOCK_ROWS rows, the last one filled up: the vendor library chooses its
+    algorithm by shape, so every row meets the same one, whatever else is in the call."""
+    out = torch.empty(x.shape[0], weight.out_features, dtype=x.dtype, device=x.device)
+    for first in range(0, x.shape[0], BLOCK_ROWS):
+        rows = x[first : first + BLOCK_ROWS]
+        count = rows.shape[0]
+        if count < BLOCK_ROWS:
+            rows = functional.pad(rows, (0, 0, 0, BLOCK_ROWS - count))
+        out[first : first + count] = functional.linear(rows, weight.matrix, weight.bias)[:count]
+    return out
 
 
 def _matrix_weight(weight: LinearWeight) -> MatrixWeight:

@@ -14,10 +14,11 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 import kernels
 from engine.config import EngineConfig
 from engine.core import EngineCore
+from engine.device import CpuDevice, Device, ScriptedDevice
 from engine.models.registry import load_model
 from engine.sampling_params import SamplingParams
 from engine.weights.sources import ModelSource
-from engine.wire import Submit, pack_tokens, unpack_tokens
+from engine.wire import Submit, TokenLogprobs, pack_tokens, unpack_tokens
 
 VOCAB = 61
 BASE = EngineConfig(
@@ -27,6 +28,12 @@ SHAPE = {
     "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
     "num_key_value_heads": 1, "max_position_embeddings": 64, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
+SAMPLED: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 0.8, "seed": 3, "top_p": 0.9},
+    {"temperature": 0.0, "logprobs": 2, "presence_penalty": 0.7, "repetition_penalty": 1.3},
+    {"temperature": 1.0, "seed": 9, "logit_bias": {5: 4.0}},
+]
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen3"])
@@ -72,3 +79,53 @@ def test_the_engine_gives_the_reference_tokens(checkpoint: Path) -> None:
     mine = answers(checkpoint, "triton", prompts, 5)
     assert mine == answers(checkpoint, "reference", prompts, 5)
     assert len({tuple(tokens) for tokens in mine.values()}) > 1
+
+
+def sampled(
+    checkpoint: Path, device: Device | None, **settings: Any
+) -> dict[str, tuple[list[int], list[TokenLogprobs]]]:
+    """Draws, penalties, bias and log-probabilities in one batch."""
+    config = msgspec.structs.replace(BASE, kernels="triton", step_tokens=16, **settings)
+    ops = kernels.table("cpu", "triton", 1, split=config.split_keys, deterministic=config.deterministic)
+    core = EngineCore(
+        config, load_model(ModelSource(checkpoint, "safetensors", "tiny"), config, ops), ops, device=device
+    )
+    made: dict[str, tuple[list[int], list[TokenLogprobs]]] = {}
+    for i, params in enumerate(SAMPLED):
+        made[str(i)] = ([], [])
+        wanted = SamplingParams(max_tokens=4, ignore_eos=True, **params)
+        prompt = pack_tokens((3 + i + 5 * j) % VOCAB for j in range(4 + 6 * i))
+        assert core.submit(Submit(request_id=str(i), prompt=prompt, params=wanted)) is None
+    while core.has_work():
+        for progress in core.step():
+            assert progress.error is None
+            made[progress.request_id][0].extend(unpack_tokens(progress.tokens))
+            made[progress.request_id][1].extend(progress.logprobs or [])
+    core.check()
+    return made
+
+
+@pytest.mark.slow
+def test_the_step_that_a_gpu_records_gives_the_same_tokens(checkpoint: Path) -> None:
+    """Inputs gathered, tokens chosen and tables written by kernels, in buckets, one step ahead: as on the host."""
+    host = sampled(checkpoint, CpuDevice(), graphs="off")
+    device = sampled(checkpoint, ScriptedDevice(), graphs="on")
+    assert {name: tokens for name, (tokens, _) in device.items()} == {
+        name: tokens for name, (tokens, _) in host.items()
+    }
+    for name, (_, entries) in host.items():
+        for mine, wanted in zip(device[name][1], entries, strict=True):
+            assert mine.logprob == pytest.approx(wanted.logprob, abs=1e-5)
+            assert [token for token, _ in mine.top] == [token for token, _ in wanted.top]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings",
+    [{"device_sampling": False}, {"split_keys": False}, {"deterministic": True}],
+    ids=lambda s: next(iter(s)),
+)
+def test_switches_of_the_kernels_change_no_token(checkpoint: Path, settings: dict[str, Any]) -> None:
+    host = sampled(checkpoint, CpuDevice(), graphs="off")
+    other = sampled(checkpoint, ScriptedDevice(), graphs="on", **settings)
+    assert {name: tokens for name, (tokens, _) in other.items()} == {name: tokens for name, (tokens, _) in host.items()}

@@ -1,0 +1,73 @@
+"""Which way a model's steps run: of exactly their size, or padded to buckets and recorded, by configuration."""
+
+from __future__ import annotations
+
+from engine.batch import KVTensors
+from engine.choice import Choice, DeviceChoice, HostChoice
+from engine.config import EngineConfig
+from engine.device import Device
+from engine.exact import ExactSteps, Model
+from engine.graphs import CudaGraphs, EagerGraphs, Graphs
+from engine.padded import PaddedSteps, SplitModel
+from engine.runner import Steps
+from engine.sampler import Sampler
+from kernels.interface import Ops, StepInputsOp
+
+
+def make_steps(
+    config: EngineConfig,
+    model: Model,
+    ops: Ops | None,
+    kv: KVTensors,
+    device: Device,
+    *,
+    vocab_size: int,
+    max_running: int,
+    max_context: int,
+) -> Steps:
+    """The steps of an engine; records its graphs. Raises ValueError for settings that the kernels do not allow."""
+    on_gpu = device.name != "cpu"
+    if not on_gpu and config.graphs != "on":
+        return ExactSteps(
+            model,
+            kv,
+            Sampler(vocab_size, max_running),
+            max_running=max_running,
+            step_tokens=config.step_tokens,
+            max_context=max_context,
+        )
+    if not isinstance(model, SplitModel) or (ops is not None and ops.name == "cpu"):
+        raise ValueError("graphs need kernels that take padding: triton, or reference on a CPU, not the native ones")
+    graphs: Graphs = EagerGraphs()
+    if on_gpu and config.graphs != "off":
+        from engine.cuda import CudaDevice
+
+        assert isinstance(device, CudaDevice)
+        graphs = CudaGraphs(device.stream)
+    on_triton = ops is not None and ops.name == "triton"
+    choice: Choice
+    if on_triton and config.device_sampling:
+        choice = DeviceChoice(max_running, vocab_size, device.name)
+    else:
+        choice = HostChoice(max_running, vocab_size, max_context)
+    return PaddedSteps(
+        model,
+        kv,
+        choice,
+        graphs,
+        _step_inputs(on_triton),
+        max_running=max_running,
+        step_tokens=config.step_tokens,
+        max_context=max_context,
+        place=device.name,
+    )
+
+
+def _step_inputs(on_triton: bool) -> StepInputsOp:
+    if on_triton:
+        from kernels.triton.step_inputs import step_inputs
+
+        return step_inputs
+    from kernels import reference
+
+    return reference.step_inputs
