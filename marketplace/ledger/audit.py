@@ -21,6 +21,7 @@ from marketplace.ledger import (
     audit_statements,
 )
 from marketplace.ledger.audit_finding import Checked
+from marketplace.placement import audit as compute
 from marketplace.store.db import ReadUnit
 
 KEPT = 50
@@ -56,6 +57,7 @@ CHECKS: dict[str, tuple[str, Check]] = {
     "R1": ("every meter charged its time at its rate, rounded once", audit_rentals.meters_charge_their_time),
     "R2": ("every deposit ended once, and what was captured was charged", audit_rentals.deposits_ended_once),
     "J1": ("every journal record could be applied", audit_history.nothing_quarantined),
+    **compute.CHECKS,
 }
 DEADLINES = ("I6d", "no hold is open past its deadline")
 
