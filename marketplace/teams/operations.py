@@ -45,6 +45,7 @@ from marketplace.teams.wire import (
     UpdateRequest,
 )
 from marketplace.users.permissions import Permission
+from marketplace.volumes import keeping
 
 _TEAM_ID = "019a0f6c-2a00-7abc-8def-000000000007"
 _USER_ID = "019a0f6c-2a00-7abc-8def-000000000001"
@@ -132,7 +133,8 @@ def delete(call: Call, unit: WriteUnit, request: TeamRequest) -> TeamId:
     requests = count_open(unit, team.account_id)
     instances = live_instances(unit, [team.account_id]).get(team.account_id, 0)
     payments = pending_payments(unit, team.account_id)
-    if state.posted != 0 or state.held != 0 or requests or instances or payments:
+    volumes = len(keeping.of_account(unit, team.account_id))
+    if state.posted != 0 or state.held != 0 or requests or instances or payments or volumes:
         raise Refusal(
             Code.TEAM_IN_USE,
             "The team's account is not at zero, or something is still under way on it.",
@@ -143,6 +145,7 @@ def delete(call: Call, unit: WriteUnit, request: TeamRequest) -> TeamId:
                 "open_requests": requests,
                 "pending_payments": payments,
                 "instances": instances,
+                "volumes": volumes,
             },
         )
     accounts.set_credit(unit, team.account_id, credit_limit=0, unlimited=False)

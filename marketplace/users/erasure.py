@@ -14,9 +14,11 @@ from collections.abc import Mapping
 import msgspec
 from sqlalchemy import ColumnElement, Select, Table, delete, func, or_, select, update
 
+from marketplace.accounts import service as accounts
 from marketplace.accounts.activity import live_instances
 from marketplace.auth.oauth_tables import oauth_identity, oauth_state
 from marketplace.auth.tables import email_token, partial_login, session, totp
+from marketplace.events.transitions import Scene
 from marketplace.http.tables import idempotency
 from marketplace.instances.tables import instance
 from marketplace.keys.tables import api_key
@@ -37,6 +39,7 @@ from marketplace.users import roles
 from marketplace.users.rules import email_key
 from marketplace.users.service import User
 from marketplace.users.tables import users
+from marketplace.volumes import keeping as volumes
 
 _SHOWN = 20
 
@@ -81,15 +84,20 @@ def obstacles(unit: ReadUnit, user: User) -> list[Obstacle]:
     return found
 
 
-def erase(unit: WriteUnit, user: User, now: int) -> Erased:
+def erase(unit: WriteUnit, user: User, scene: Scene) -> Erased:
     """Erase a person whom nothing protects. All of it happens in this unit, or nothing."""
+    now = scene.now
     departures = tuple(teams.leave_all(unit, user.id, now))
+    closed = [accounts.of_owner(unit, "team", left.team_id) for left in departures if left.closed]
+    owned = [user.account_id, *(account_id for account_id in closed if account_id is not None)]
+    deleted_volumes = sum(volumes.delete_all(unit, account_id, scene) for account_id in owned)
     unit.execute(delete(recipe_tag).where(recipe_tag.c.recipe_id.in_(_recipes(user))))
     unit.execute(update(instance).where(instance.c.account_id == user.account_id).values(secret=None))
     epochs.bump(unit, epochs.KEYS)  # whoever keeps keys in memory forgets theirs
     hard_deleted = {
         **{name: _delete(unit, table, condition) for name, table, condition in _personal(user)},
         "payment_customers": payments.forget(unit, user.id, user.account_id),
+        "volumes": deleted_volumes,
     }
     anonymized = {
         "fraud_activities": 0,

@@ -148,6 +148,16 @@ def of_account(unit: ReadUnit, account_id: str) -> list[str]:
     return sorted(unit.select(wanted).scalars())
 
 
+def delete_all(unit: WriteUnit, account_id: str, scene: Scene) -> int:
+    """Delete the volumes of an account whose owner goes, and what they were called; returns how many."""
+    names = {"name": volume.c.id, "description": None}
+    unit.execute(update(volume).where(volume.c.account_id == account_id).values(**names))
+    found = of_account(unit, account_id)
+    for volume_id in found:
+        delete(unit, lock(unit, volume_id), scene)
+    return len(found)
+
+
 def _check_name(unit: WriteUnit, account_id: str, name: str) -> None:
     """NameTakenError. The account is locked, so that no other takes the name in between."""
     taken = select(volume.c.id).where(

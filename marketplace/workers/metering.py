@@ -50,6 +50,7 @@ class Metering:
             .join(node, node.c.id == instance.c.node_id, isouter=True)
             .where(
                 c.stopped_at.is_(None),
+                c.resource_type == "Compute",  # volumes cost little, and have a worker that charges them more rarely
                 c.metered_to <= now - EVERY_US,
                 or_(node.c.id.is_(None), node.c.last_seen > c.metered_to),
             )
