@@ -12,7 +12,7 @@ import hashlib
 import logging
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import BinaryIO, Literal
 from urllib.parse import unquote, urlsplit
@@ -23,6 +23,7 @@ import msgspec
 from marketplace.agent.drivers.base import DriverError
 from marketplace.agent.fetching import Fetcher, bad
 from marketplace.agent.records import write_whole
+from marketplace.agent.wire import DesiredImage
 
 _log = logging.getLogger(__name__)
 
@@ -99,6 +100,16 @@ class ImageStore:
         held = msgspec.structs.replace(held, used_at=self._now())
         self._remember(key, held)
         return self._file(key), held
+
+    async def keep_ready(self, images: Iterable[DesiredImage]) -> list[str]:
+        """Fetch those that are not here, one after the other; say which cannot be had, and why."""
+        problems = []
+        for image in images:
+            try:
+                await self.get(image.url, sha256=image.sha256, max_bytes=self._limit)
+            except DriverError as error:
+                problems.append(f"{image.url}: {error.message}")
+        return problems
 
     def all(self) -> dict[str, Image]:
         """What is in the cache, by key."""

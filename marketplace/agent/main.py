@@ -95,8 +95,10 @@ async def _run(settings: NodeSettings, credential: Credentials) -> int:
     if not remembered or port != own.guest_port:
         own = _Own(own.machine_id, port)
         write_whole(data / "node.json", msgspec.json.encode(own), durable=True)
-    drivers = make_drivers(settings, data, own.machine_id, port, vfio)
-    agent, keeper, leases = _agent(settings, credential, data, own, drivers, vfio, nvml)
+    local = tuple(path.resolve() for path in settings.image_folders)
+    images = ImageStore(data / "images", now=_now, local=local, private=settings.private_images)
+    drivers = _drivers(settings, data, own, images, vfio)
+    agent, keeper, leases = _agent(settings, credential, data, own, drivers, images, vfio, nvml)
     engines = unix_listener(data / "leases.sock")
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -115,26 +117,25 @@ async def _run(settings: NodeSettings, credential: Credentials) -> int:
     return 0
 
 
-def make_drivers(settings: NodeSettings, data: Path, label: str, guest_port: int, vfio: Vfio) -> dict[Kind, Driver]:
+def _drivers(settings: NodeSettings, data: Path, own: _Own, images: ImageStore, vfio: Vfio) -> dict[Kind, Driver]:
     """The drivers that the settings ask for."""
     drivers: dict[Kind, Driver] = {}
     if settings.driver in ("qemu", "both"):
-        local = tuple(path.resolve() for path in settings.image_folders)
         accelerator: Accelerator | None = None if settings.accelerator == "auto" else settings.accelerator
         drivers["VirtualMachine"] = QemuDriver(
             data / "instances",
             data / "volumes",
-            ImageStore(data / "images", now=_now, local=local, private=settings.private_images),
-            label=label,
+            images,
+            label=own.machine_id,
             host=None if accelerator is None else Host(accelerator=accelerator),
-            phone_home=lambda id, token: phone_home_url(guest_port, id, token),
+            phone_home=lambda id, token: phone_home_url(own.guest_port, id, token),
             vfio=vfio,
         )
     if settings.driver in ("podman", "both"):
         drivers["Container"] = PodmanDriver(
             data / "containers",
             data / "volumes",
-            label=label,
+            label=own.machine_id,
             socket=settings.container_socket,
             insecure=settings.insecure_registries,
         )
@@ -147,6 +148,7 @@ def _agent(
     data: Path,
     own: _Own,
     drivers: dict[Kind, Driver],
+    images: ImageStore,
     vfio: Vfio,
     nvml: Nvml,
 ) -> tuple[Agent, Keeper, LeaseBook]:
@@ -167,6 +169,7 @@ def _agent(
         samples=nvml.samples,
         drivers=drivers,
         now=_now,
+        keep_images=images.keep_ready if "VirtualMachine" in drivers else None,
         erase_volumes=partial(volumes.erase, data / "volumes"),
     )
     agent = Agent(ServerClient(settings.server, credential), keeper, leases, around)

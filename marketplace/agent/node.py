@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 
 import msgspec
@@ -22,6 +22,7 @@ from marketplace.agent.wire import (
     Capabilities,
     Command,
     CommandResult,
+    DesiredImage,
     Event,
     GpuSample,
     Metrics,
@@ -58,6 +59,8 @@ class Surroundings(msgspec.Struct, kw_only=True):
     now: Callable[[], int]
     erase_volumes: Callable[[list[str]], None] = lambda ids: None
     """removes the files of volumes"""
+    keep_images: Callable[[list[DesiredImage]], Awaitable[list[str]]] | None = None
+    """fetches images in advance, and says which cannot be had; None where nothing is kept"""
 
 
 class Agent:
@@ -93,7 +96,14 @@ class Agent:
         """Care for the node until cancelled. Machines keep running afterwards."""
         try:
             async with asyncio.TaskGroup() as group:
-                for work in (self._sessions, self._rounds, self._readiness, self._measure, self._keep_leases):
+                for work in (
+                    self._sessions,
+                    self._rounds,
+                    self._readiness,
+                    self._measure,
+                    self._keep_leases,
+                    self._images,
+                ):
                     group.create_task(work())
         finally:
             await self._leave()
@@ -327,9 +337,31 @@ class Agent:
             if driver is None:
                 raise LookupError(f"there is no machine {id} on this node")
             return await driver.tail_log(id, _LOG_LINES)
+        if command.kind == "sync_images":
+            return await self._sync_images()
         if command.kind == "self_test":
             return msgspec.json.encode(await self._probe()).decode()
         raise LookupError(f"this version of the agent cannot do {command.kind}")
+
+    async def _sync_images(self) -> str:
+        """Fetch what the server wants to be ready here, as far as it is not."""
+        desired = self.keeper.desired
+        if self._around.keep_images is None or desired is None:
+            return ""
+        problems = await self._around.keep_images(desired.images)
+        for problem in problems:
+            self._happened("ImageNotReady", problem)
+        return "\n".join(problems)
+
+    async def _images(self) -> None:
+        """Images in advance of their first rental, once after each change of what is wanted."""
+        last: list[DesiredImage] = []
+        while True:
+            desired = self.keeper.desired
+            if desired is not None and desired.images != last:
+                last = desired.images
+                await self._sync_images()
+            await asyncio.sleep(ROUND_S)
 
     def _happened(self, kind: str, message: str) -> None:
         _log.warning("%s", message)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -223,3 +224,10 @@ class AgentMachine(RuleBasedStateMachine):
 
 TestAgent = AgentMachine.TestCase
 TestAgent.settings = settings(max_examples=15, stateful_step_count=25, deadline=None)
+
+
+class TestAgentLong(AgentMachine.TestCase):  # type: ignore[name-defined,misc]
+    """The same, for ten thousand steps."""
+
+    pytestmark = pytest.mark.slow
+    settings = settings(max_examples=200, stateful_step_count=50, deadline=None)

@@ -13,6 +13,7 @@ import pytest
 
 from marketplace.agent.drivers.base import DriverError
 from marketplace.agent.images import ImageStore, inspect_disk
+from marketplace.agent.wire import DesiredImage
 
 SECTOR = b"\0" * 512
 URL = "https://images.example/a.img"
@@ -198,3 +199,13 @@ def test_downloads_at_once_do_not_count_on_the_same_room(tmp_path: Path, site: S
     failed = [one for one in asyncio.run(many()) if isinstance(one, DriverError)]
     assert len(failed) == 2
     assert sum(path.stat().st_size for path in tmp_path.glob("*.img")) == 3 * len(site.content)
+
+
+def test_images_are_kept_ready_and_those_that_cannot_be_had_are_named(tmp_path: Path, site: Site) -> None:
+    images = store(tmp_path, site, private=False)
+    wanted = [DesiredImage(url="http://10.0.0.1/b.img"), DesiredImage(url="https://192.88.99.1/a.img")]
+    problems = asyncio.run(images.keep_ready(wanted))
+    assert problems == [
+        "http://10.0.0.1/b.img: The image's address http://10.0.0.1/b.img is not a public one.",
+    ]
+    assert [image.url for image in images.all().values()] == ["https://192.88.99.1/a.img"]

@@ -27,6 +27,7 @@ from marketplace.agent.wire import (
     Accepted,
     Command,
     Desired,
+    DesiredImage,
     DesiredInstance,
     Poll,
     Polled,
@@ -139,11 +140,21 @@ class Bench:
             changed=self.poke,
         )
         around = Surroundings(
-            machine_id="m", boot_id="b", inventory=lambda: INVENTORY, drivers=drivers, now=lambda: self.now
+            machine_id="m",
+            boot_id="b",
+            inventory=lambda: INVENTORY,
+            drivers=drivers,
+            now=lambda: self.now,
+            keep_images=self.keep_images,
         )
+        self.images: list[list[DesiredImage]] = []
         transport = httpx2.MockTransport(self.server)
         client = ServerClient("http://server", Credentials(api_key="k"), transport=transport)
         self.agent = Agent(client, self.keeper, LeaseBook(), around)
+
+    async def keep_images(self, images: list[DesiredImage]) -> list[str]:
+        self.images.append(images)
+        return [f"{one.url}: gone" for one in images if "gone" in one.url]
 
     def poke(self) -> None:
         self.agent.poke()
@@ -313,5 +324,23 @@ def test_a_stray_goes_only_on_the_servers_word(tmp_path: Path) -> None:
             bench.server.unknown = ["a"]
             bench.server.changed.set()
             await bench.until(lambda: "a" not in bench.hypervisor.machines)
+
+    asyncio.run(run())
+
+
+def test_images_are_fetched_in_advance_and_again_when_the_server_asks(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with running(tmp_path) as bench:
+            wanted = [DesiredImage(url="http://a"), DesiredImage(url="http://gone")]
+            bench.server.desired, bench.server.rev = Desired(images=wanted), 7
+            bench.server.changed.set()
+            await bench.until(lambda: bench.images == [wanted])
+            await bench.until(lambda: any(told.events for told in bench.server.polls))
+            (event,) = {event.id: event for told in bench.server.polls for event in told.events}.values()
+            assert (event.kind, event.message) == ("ImageNotReady", "http://gone: gone")
+            bench.server.commands = [Command(id="c1", kind="sync_images")]
+            bench.server.changed.set()
+            await bench.until(lambda: not bench.server.commands)
+            assert bench.images == [wanted, wanted]
 
     asyncio.run(run())
