@@ -29,6 +29,7 @@ from engine.device import CpuDevice, Device
 from engine.first_token import FirstTokens
 from engine.kv_cache import BlockPool
 from engine.metrics import EngineMetrics
+from engine.monitor import MONITOR
 from engine.request import Request, RequestError
 from engine.runner import Flight, Runner
 from engine.sampler import BROKEN
@@ -396,6 +397,7 @@ class EngineCore:
             cached_tokens=self.metrics.cached_tokens,
             completion_tokens=self.metrics.completion_tokens,
             last_step_ms=self.metrics.last_step_ms,
+            late_compilations=MONITOR.late,
             wait_ms=self._first_tokens.wait_s() * 1e3,
         )
 

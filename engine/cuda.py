@@ -6,7 +6,9 @@ The next step writes the tensors that are copied, so its stream waits for the co
 
 from __future__ import annotations
 
+import gc
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,6 +18,25 @@ from engine.device import Pending, Result, Work
 
 _cuda: Any = torch.cuda
 """Its streams and events are untyped in torch."""
+
+
+def peak_memory(work: Callable[[], None]) -> int:
+    """Most bytes that `work` held at once beyond what was held before; what it leaves is given back."""
+    gc.collect()
+    _cuda.reset_peak_memory_stats()
+    before = int(_cuda.memory_allocated())
+    work()
+    _cuda.synchronize()
+    peak = int(_cuda.max_memory_allocated())
+    gc.collect()
+    _cuda.empty_cache()
+    return peak - before
+
+
+def free_memory() -> int:
+    """Bytes that the device has left."""
+    free, _total = _cuda.mem_get_info()
+    return int(free)
 
 
 class CudaDevice:

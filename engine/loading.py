@@ -16,8 +16,9 @@ from engine.config import EngineConfig
 from engine.core import EngineCore, Model
 from engine.device import Device, open_device
 from engine.models.registry import load_model
+from engine.monitor import MONITOR, watch_triton
 from engine.sampling_params import SamplingParams
-from engine.sizing import MIB
+from engine.sizing import MIB, free_host_bytes
 from engine.weights.sources import resolve
 from engine.wire import Submit, pack_tokens
 from kernels.interface import Ops
@@ -25,6 +26,8 @@ from kernels.interface import Ops
 log = logging.getLogger("engine.core")
 
 WARM_UP_CONTEXT = 64
+TRIAL_CACHE_MIB = 256
+"""KV cache of the engine that shows how much memory steps take."""
 
 
 def load(config: EngineConfig, *, clock: Callable[[], float] = time.monotonic) -> EngineCore:
@@ -32,6 +35,7 @@ def load(config: EngineConfig, *, clock: Callable[[], float] = time.monotonic) -
 
     Raises WeightsError (model cannot be found, read or run) or ValueError (a setting that cannot be met, in words).
     """
+    MONITOR.disarm()
     took: dict[str, float] = {}
     at = clock()
 
@@ -59,6 +63,8 @@ def load(config: EngineConfig, *, clock: Callable[[], float] = time.monotonic) -
         split=config.split_keys,
         deterministic=config.deterministic,
     )
+    if ops.name == "triton":
+        watch_triton()
     # The native operations have threads of their own; torch's would only spin beside them after every small operation.
     torch.set_num_threads(1 if ops.name == "cpu" else threads)
     lap("kernels")
@@ -67,8 +73,10 @@ def load(config: EngineConfig, *, clock: Callable[[], float] = time.monotonic) -
     place = open_device(device)
     warm_up(config, model, ops, place)
     lap("warm-up")
-    core = EngineCore(config, model, ops, clock=clock, device=place)
-    lap("KV cache")
+    free, workspace = free_bytes(config, model, ops, place)
+    lap("workspace")
+    core = EngineCore(config, model, ops, clock=clock, device=place, free_bytes=free)
+    lap("KV cache and graphs")
     plan = core.plan
     log.info(
         "%s on %s (%s kernels, %d threads): weights %.1f MiB%s; KV cache %.1f MiB = %d pages of %d tokens in %s,"
@@ -86,8 +94,29 @@ def load(config: EngineConfig, *, clock: Callable[[], float] = time.monotonic) -
         plan.token_bytes / 1024,
         plan.max_context,
     )
+    if core.steps.summary:
+        log.info("steps: %s; workspace of the largest step %.1f MiB", core.steps.summary, workspace / MIB)
+    MONITOR.arm()
     log.info("start-up took %.2f s: %s", sum(took.values()), ", ".join(f"{name} {took[name]:.2f} s" for name in took))
     return core
+
+
+def free_bytes(config: EngineConfig, model: Model, ops: Ops | None, device: Device) -> tuple[int, int]:
+    """(memory that the KV cache may be sized from, workspace of the largest step), in bytes.
+
+    On a GPU every bucket runs once on a small cache, which compiles all kernels and shows what steps take beside the
+    weights; that is set aside twice, for the graphs' pool and for what runs outside of graphs.
+    """
+    if device.name == "cpu":
+        return free_host_bytes(), 0
+    from engine.cuda import free_memory, peak_memory
+
+    def run() -> None:
+        small = msgspec.structs.replace(config, graphs="off", kv_memory_mib=TRIAL_CACHE_MIB, max_context=0)
+        EngineCore(small, model, ops, device=device)
+
+    workspace = max(0, peak_memory(run) - TRIAL_CACHE_MIB * MIB)
+    return max(0, free_memory() - 2 * workspace), workspace
 
 
 def warm_up(config: EngineConfig, model: Model, ops: Ops | None, device: Device | None = None) -> None:

@@ -163,6 +163,8 @@ class Snapshot(msgspec.Struct, tag="snapshot", frozen=True, kw_only=True):
     cached_tokens: int
     completion_tokens: int
     last_step_ms: float
+    late_compilations: int = 0
+    """Kernels compiled and graphs captured since the engine was ready: anything but 0 is a defect."""
     wait_ms: float = 0.0
     """Predicted wait of a long prompt that came now, before its own tokens are computed."""
 
