@@ -25,6 +25,8 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True):
     """address at which renters reach published ports; found out by default"""
     accelerator: Literal["auto", "kvm", "tcg"] = "auto"
     """how virtual machines run; auto boots something to find out"""
+    run_as: str | None = None
+    """user that virtual machines run as"""
     container_socket: Path | None = None
     """socket of a podman or dockerd that runs already; by default the agent starts podman's service"""
     insecure_registries: list[str] = []
@@ -53,6 +55,7 @@ def add_node_options(parser: argparse.ArgumentParser, default: Callable[[str, An
         default=default("accelerator", "auto"),
         help="how virtual machines run; auto boots something to find out (default: %(default)s)",
     )
+    add("--run-as", default=None, metavar="USER", help="user that virtual machines run as; the agent's own by default")
     add("--container-socket", type=Path, default=None, help="socket of a podman or dockerd that runs already")
     add("--insecure-registry", action="append", default=[], metavar="HOST:PORT", help="a registry without TLS")
     add("--image-folder", type=Path, action="append", default=[], help="a folder whose files may be named as images")
@@ -69,6 +72,7 @@ def read_node_settings(options: argparse.Namespace) -> NodeSettings:
         credentials=options.credentials,
         address=options.address,
         accelerator=options.accelerator,
+        run_as=options.run_as,
         container_socket=options.container_socket,
         insecure_registries=options.insecure_registry,
         image_folders=options.image_folder,

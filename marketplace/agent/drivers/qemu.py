@@ -72,17 +72,19 @@ class QemuDriver:
         *,
         label: str,
         host: Host | None = None,
+        run_as: str | None = None,
         phone_home: Callable[[str, str], str] | None = None,
         vfio: Vfio | None = None,
     ) -> None:
-        """`label` is the node's; `host` None finds an accelerator by trying; `phone_home` makes the address that a
-        guest calls from its id and token.
+        """`label` is the node's; `host` None finds an accelerator by trying, and its machines run as `run_as`;
+        `phone_home` makes the address that a guest calls, from its id and token.
         """
         self._machines = machines
         self._volumes = volumes
         self._images = images
         self._label = label
         self._host = host
+        self._run_as = run_as
         self._phone_home = phone_home
         self._vfio = vfio or Vfio()
         for folder in (machines, volumes):
@@ -97,7 +99,7 @@ class QemuDriver:
             chosen = await accelerator.choose("qemu-system-x86_64")
             if chosen is None:
                 return Capabilities(problems=["QEMU boots no guest here"])
-            self._host = Host(accelerator=chosen)
+            self._host = Host(accelerator=chosen, run_as=self._run_as)
         return Capabilities(vm=True, accelerator=self._host.accelerator)
 
     async def listing(self) -> list[Seen]:

@@ -51,7 +51,7 @@ def command(
     """
     words = [host.binary, "-nodefaults", "-no-user-config", "-display", "none", "-pidfile", PIDFILE]
     words += ["-name", mark(label, id), "-uuid", str(_uuid(id))]
-    words += ["-sandbox", _sandbox(spec)]
+    words += ["-sandbox", _sandbox(host, spec)]
     if host.run_as is not None:
         words += ["-runas", host.run_as]
     words += _processor(host, spec) + _memory(host, spec)
@@ -72,11 +72,14 @@ def forward(port: Port) -> str:
     return f"{port.proto}:{port.host_ip}:{port.host}-:{port.guest}"
 
 
-def _sandbox(spec: VmSpec) -> str:
-    """What the process may not do. A card in a bridge is made by a program that it starts."""
+def _sandbox(host: Host, spec: VmSpec) -> str:
+    """What the process may not do. A card in a bridge is made by a program that it starts, and who becomes somebody
+    else has to be able to; no_new_privs is set all the same.
+    """
     bridged = spec.network is not None and spec.network.interface is not None
-    own = "" if bridged else ",elevateprivileges=deny,spawn=deny"
-    return f"on,obsolete=deny,resourcecontrol=deny{own}"
+    spawn = "" if bridged else ",spawn=deny"
+    elevate = "" if bridged or host.run_as is not None else ",elevateprivileges=deny"
+    return f"on,obsolete=deny,resourcecontrol=deny{elevate}{spawn}"
 
 
 def _uuid(id: str) -> uuid.UUID:

@@ -73,6 +73,8 @@ def test_volumes_are_disks_that_name_themselves() -> None:
 
 def test_a_process_may_start_others_only_for_a_card_in_a_bridge() -> None:
     assert after(words(), "-sandbox") == ["on,obsolete=deny,resourcecontrol=deny,elevateprivileges=deny,spawn=deny"]
+    other = words(Host(run_as="renter"))
+    assert after(other, "-sandbox") == ["on,obsolete=deny,resourcecontrol=deny,spawn=deny"]
     bridged = words(network=Network(interface="br7"))
     assert "spawn=deny" not in after(bridged, "-sandbox")[0]
     assert "bridge,id=n1,br=br7" in bridged

@@ -150,7 +150,7 @@ async def agent(house: House, url: str, data: Path, driver: str) -> AsyncIterato
     """`headrace node`, until it is told to go; its machines are ended with it."""
     words = [sys.executable, "-m", "gateway.cli", "node", "--server", url, "--data", str(data), "--driver", driver]
     words += ["--insecure-registry", url.removeprefix("http://")]
-    words += ["--accelerator", "tcg", "--private-images", "--address", "127.0.0.1"]
+    words += ["--accelerator", "tcg", "--run-as", "nobody", "--private-images", "--address", "127.0.0.1"]
     with (data.parent / "agent.log").open("wb") as log:
         environment = {**os.environ, "HEADRACE_NODE_KEY": house.rack.key}
         process = await asyncio.to_thread(subprocess.Popen, words, cwd=ROOT, env=environment, stdout=log, stderr=log)
