@@ -289,7 +289,7 @@ class QemuDriver:
         except QmpError:
             return ("Shutoff" if self._pid(id) is None else "NoState"), []
         ports = [
-            Port(int(guest), int(host), "tcp" if proto == "TCP" else "udp", address)
+            Port(int(guest), int(host), "tcp" if proto == "TCP" else "udp", address.replace("*", "0.0.0.0"))
             for proto, address, host, guest in _FORWARD.findall(said)
         ]
         return _STATES.get(status["status"], "NoState"), ports

@@ -216,6 +216,7 @@ def test_a_virtual_machine_and_a_container_are_rented_reached_and_billed(
             assert house.billed(vm) > house.billed(box) > 0
             assert house.spent() == house.billed(vm) + house.billed(box)
             assert house.rack.audit().clean
+            assert "WARNING" not in (tmp_path / "agent.log").read_text()
 
     asyncio.run(run())
 
