@@ -23,6 +23,7 @@ import argparse
 import os
 import re
 import shutil
+import signal
 import sys
 import tempfile
 import tomllib
@@ -32,6 +33,7 @@ from typing import Any
 
 from benchmarks.gpu import record, supervise
 from benchmarks.gpu.budget import Budget
+from benchmarks.gpu.folders import working_folder
 from benchmarks.gpu.record import Record
 from benchmarks.gpu.supervise import Section
 from benchmarks.gpu.table import closing
@@ -63,6 +65,7 @@ SECTIONS = (
 )
 """In the order of what they are worth. A section is a module with run(context); its recorder takes what it finds."""
 PROFILE = Section("profile", "benchmarks.gpu.profiling", 60, needs=ENGINE)
+WEIGHTS_BYTES = 17 << 30
 PRELOAD = ("torch", "numpy")
 """Imported once for all sections: nothing that touches a device"""
 PRELOAD_TINY = ("transformers.models.llama.modeling_llama",)
@@ -77,6 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.tiny:
         os.environ["TRITON_INTERPRET"] = "1"
     sections = chosen(options.only, options.profile)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # weights in memory are not left behind
     work = Path(tempfile.mkdtemp(prefix="headrace-gpu-"))
     name = "gpu_suite_tiny" if options.tiny else "gpu_suite"
     path = options.out / f"{name}.json"
@@ -88,15 +92,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         record.save(path, record.merged(records, found))
 
     records: list[Record] = []
+    weights: Path | None = None
     try:
+        weights = work if options.tiny else working_folder(WEIGHTS_BYTES)
         context = supervise.server((*PRELOAD, *PRELOAD_TINY) if options.tiny else PRELOAD)
         given = {"tiny": options.tiny, "device": "cpu" if options.tiny else "cuda", "work": str(work)}
+        given["weights"] = str(weights)
         records = supervise.run_sections(context, sections, given, Budget(options.budget_s), keep)
     finally:
-        shutil.rmtree(work, ignore_errors=True)
-        for one in records:
-            if folder := one.facts.get("weights_folder"):
-                shutil.rmtree(folder, ignore_errors=True)
+        for folder in filter(None, (work, weights)):
+            shutil.rmtree(folder, ignore_errors=True)
     known = facts | {key: value for one in records for key, value in one.facts.items()}
     print(f"\n{closing(records, known)}\n\nwritten: {path}", flush=True)
     return int(any(one.status in record.BAD or one.broken for one in records))

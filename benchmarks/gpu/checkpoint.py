@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import struct
-import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,7 +25,6 @@ HEAD_SCALE = 3.0
 """Spread of the logits."""
 WRITERS = 8
 NAMES = {"bfloat16": "BF16", "float32": "F32", "float16": "F16"}
-MEMORY_FOLDER = Path("/dev/shm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,12 +190,3 @@ def _write_all(descriptor: int, data: memoryview) -> None:
     """A single write stops at 2 GiB."""
     while data:
         data = data[os.write(descriptor, data) :]
-
-
-def working_folder(needed_bytes: int) -> Path:
-    """A new folder with room for so much: in memory where there is room for half as much again, which is where a page
-    cache would have it, else among temporary files. Raises OSError where neither has room."""
-    for parent, spare in ((MEMORY_FOLDER, 1.5), (Path(tempfile.gettempdir()), 1.1)):
-        if parent.is_dir() and os.access(parent, os.W_OK) and shutil.disk_usage(parent).free > spare * needed_bytes:
-            return Path(tempfile.mkdtemp(prefix="headrace-gpu-", dir=parent))
-    raise OSError(f"no folder has room for {needed_bytes / 1e9:.1f} GB of weights")

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
-from benchmarks.gpu.checkpoint import LLAMA_8B, SMALL, TINY, make, working_folder
+from benchmarks.gpu.checkpoint import LLAMA_8B, SMALL, TINY, make
 from benchmarks.gpu.supervise import Context
 
 
 def run(context: Context) -> None:
     """Write the large and the small checkpoint; their folders are facts."""
     shape, small = (TINY, TINY) if context.tiny else (LLAMA_8B, SMALL)
-    folder = context.work
-    if not context.tiny:
-        folder = working_folder(shape.parameters * shape.item_bytes)
-        context.recorder.fact("weights_folder", str(folder))
+    folder = Path(context.options["weights"])
     began = time.monotonic()
     make(folder / "model", shape, device=context.device, alike=True)
     took = time.monotonic() - began

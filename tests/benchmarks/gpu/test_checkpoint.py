@@ -9,7 +9,9 @@ import torch
 from safetensors import safe_open
 
 from benchmarks.gpu import words
-from benchmarks.gpu.checkpoint import LLAMA_8B, TINY, make, working_folder
+from benchmarks.gpu.checkpoint import LLAMA_8B, TINY, make
+from benchmarks.gpu.folders import working_folder
+from benchmarks.gpu_suite import WEIGHTS_BYTES
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.sampling_params import SamplingParams
@@ -57,6 +59,7 @@ def test_the_large_shape_is_llama_3_8b() -> None:
     assert LLAMA_8B.parameters == 8_030_261_248
     assert LLAMA_8B.swept_bytes == pytest.approx(15.01e9, rel=1e-3)
     assert LLAMA_8B.kv_token_bytes == 128 * 1024
+    assert LLAMA_8B.parameters * LLAMA_8B.item_bytes < WEIGHTS_BYTES
 
 
 def test_a_word_is_a_token_in_prompts_and_answers(folder: Path) -> None:
