@@ -282,9 +282,10 @@ class EngineCore:
         self._first_tokens.times.finished(flight.shape, flight.started, now)
         self.metrics.last_step_ms = (now - flight.started) * 1e3
         self.metrics.step_ms.observe(self.metrics.last_step_ms)
-        computed = self._scheduler.computed
+        computed, page_size = self._scheduler.computed, self._pool.page_size
         for (request, _), epoch, end in zip(flight.work, flight.epochs, flight.ends, strict=True):
-            if request.epoch == epoch:
+            # Most steps neither start a request nor fill a page
+            if request.epoch == epoch and (end >= (request.published + 1) * page_size or not request.started):
                 computed(request, end)
         metrics, outbox, logprobs = self.metrics, self._outbox, sampled.logprobs
         for index, (request, epoch, token) in enumerate(
@@ -311,7 +312,7 @@ class EngineCore:
                         request_id=request.request_id,
                         tokens=token.to_bytes(4, "little"),
                         logprobs=entry,
-                        counters=request.counters,
+                        counters=Counters(request.prompt_len, request.prompt_cached, known - request.prompt_len, True),
                     )
                 )
 
