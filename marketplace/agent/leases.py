@@ -118,11 +118,11 @@ class LeaseBook:
         return self._live(id).lease
 
     def hear(self, grants: list[LeaseGrant], now: int) -> None:
-        """Take the server's word on all leases. One that it no longer names has been taken away."""
+        """Take the server's word on all leases. One that it no longer names, or grants no more, has been taken away."""
         named = {grant.id: grant for grant in grants}
         for id, entry in self._entries.items():
             grant, lease = named.get(id), entry.lease
-            if grant is None:
+            if grant is None or (grant.refused is not None and lease.state == "Held"):
                 if lease.state == "Held" and lease.revoke_at is None:
                     entry.lease = msgspec.structs.replace(lease, revoke_at=now)
                     self._note()
@@ -159,7 +159,7 @@ class LeaseBook:
             elif lease.state in ("Held", "Ended") and (over or not alive):
                 if alive:
                     outlived.append(id)
-                    for pid in reversed(processes.descendants(entry.wanted.pid)):
+                    for pid in processes.descendants(entry.wanted.pid):  # parents first: they start no new ones
                         self._kill(pid)
                 elif lease.state == "Held":
                     self._end(entry)
