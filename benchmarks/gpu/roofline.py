@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -98,14 +99,8 @@ def _products(shape: Shape, device: str, dtype: torch.dtype, rows: tuple[int, ..
             moved, products = (n * k + m * (n + k)) * dtype.itemsize, 2.0 * m * n * k
             label = f"{name} [{m}, {k}] × [{n}, {k}]"
             if m <= 16:
-                yield Timed("skinny product", label, lambda x=x, w=weight: skinny_gemm(x, w), moved, products)  # type: ignore[misc]
-            yield Timed(
-                "library product",
-                label,
-                lambda x=x, w=weight: functional.linear(x, w),
-                moved,
-                products,  # type: ignore[misc]
-            )
+                yield Timed("skinny product", label, partial(skinny_gemm, x, weight), moved, products)
+            yield Timed("library product", label, partial(functional.linear, x, weight), moved, products)
 
 
 def _attention(shape: Shape, device: str, dtype: torch.dtype, tiny: bool) -> Iterator[Timed]:
