@@ -1,0 +1,134 @@
+"""What a rental takes from elsewhere: an address of a network, drivers of an image, keys by name; and what it leaves: a
+preset."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from sqlalchemy import select, update
+
+from marketplace.accounts import service as accounts
+from marketplace.agent.wire import VmSpec
+from marketplace.catalog.tables import datacenter
+from marketplace.ledger.money import NANO
+from marketplace.nodes.rules import OPEN_TAG, PROPRIETARY_TAG
+from marketplace.nodes.tables import gpu
+from marketplace.settings import service as settings
+
+if TYPE_CHECKING:
+    from tests.marketplace.conftest import Caller, Office
+    from tests.marketplace.rack import Agent, Rack
+
+IMAGE = "https://images.example/driver.qcow2"
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f"
+PROXY = {"http_proxy": "http://proxy:3128", "https_proxy": "http://proxy:3129", "no_proxy": ["10.0.0.0/8"]}
+
+
+def spec_of(node: Agent, instance_id: str) -> VmSpec:
+    node.poll()
+    (spec,) = [one.spec for one in node.desired.instances if one.id == instance_id]
+    assert isinstance(spec, VmSpec)
+    return spec
+
+
+def add_network(rack: Rack, name: str, **more: Any) -> str:
+    with rack.office.database.read() as unit:
+        home = unit.select(select(datacenter.c.name)).scalar_one()
+    body = {"datacenter": home, "name": name, "netmask": 24, "iface": f"br-{name}", **more}
+    answer = rack.office.ask("networks.add", body, rack.office.person("admin"))
+    assert answer.status == 201, answer.body
+    return str(answer.body["id"])
+
+
+def vm(image: str = IMAGE, **more: Any) -> dict[str, Any]:
+    return {"VirtualMachine": {"image_url": image, **more}}
+
+
+def test_a_machine_in_a_network_has_its_address_and_its_way_out_until_it_is_over(rack: Rack, ada: Caller) -> None:
+    node = rack.node()
+    inside = {"from": "10.9.0.5", "to": "10.9.0.5", "external_from": "203.0.113.99", "external_to": "203.0.113.99"}
+    made = add_network(rack, "lab", gateway="10.9.0.1", ip_ranges=[inside], proxy=PROXY)
+    first = rack.rented(ada, network="lab")
+    told = spec_of(node, first).network
+    assert told is not None and (told.ip, told.gateway, told.interface) == ("10.9.0.5", "10.9.0.1", "br-lab")
+    assert (told.http_proxy, told.https_proxy) == ("http://proxy:3128", "http://proxy:3129")
+    assert "10.0.0.0/8" in told.no_proxy
+    full = rack.rent(ada, network="lab")
+    assert full.status == 409, full.body
+    listed = rack.office.ask("networks.list", {}, rack.operator()).body["networks"]
+    (shown,) = [one for place in listed for one in place["networks"] if one["id"] == made]
+    assert [(one["id"], one["ip"], one["owner_email"]) for one in shown["executors"]] == [
+        (first, "10.9.0.5", ada.email)
+    ]
+    rack.terminate(ada, first)
+    node.clean()
+    assert rack.rent(ada, network="lab").status == 201 and rack.audit().clean
+
+
+def test_a_team_s_network_is_for_its_members(rack: Rack, ada: Caller, office: Office) -> None:
+    rack.node()
+    team = office.team()
+    add_network(rack, "theirs", team_id=team.id, ip_ranges=[{"from": "10.9.0.5", "to": "10.9.0.6"}])
+    refused = rack.rent(ada, network="theirs")
+    assert refused.status in (403, 404) and refused.param == "network"
+    assert office.ask("instances.list", {}, ada).body["instances"] == []
+
+
+@pytest.mark.parametrize(
+    ("modules", "tag", "fits"),
+    [
+        ("ProprietaryOnly", OPEN_TAG, False),
+        ("OpenOnly", PROPRIETARY_TAG, False),
+        ("OpenOnly", OPEN_TAG, True),
+        ("Unknown", PROPRIETARY_TAG, True),
+    ],
+)
+def test_a_catalog_image_whose_driver_the_gpus_cannot_load_is_refused(
+    rack: Rack, ada: Caller, office: Office, modules: str, tag: str, fits: bool
+) -> None:
+    node = rack.node()
+    with office.database.write() as unit:
+        unit.execute(update(gpu).values(kernel_modules=modules))
+    admin = office.person("admin")
+    for name, more in (("tagged", {"tags": [tag]}), ("plain", {})):
+        body = {"name": name, "details": vm(f"https://images.example/{name}"), "global": True, **more}
+        assert office.ask("recipes.add", body, admin).status == 200
+    where = {"ByNodeId": {"node_id": node.node_id, "instance_type": "h200.1"}}
+    answer = rack.rent(ada, selector=where, config=vm("https://images.example/tagged"))
+    told = (answer.status, None if fits else answer.code)
+    assert told == ((201, None) if fits else (400, "ImageDriverMismatch")), answer.body
+    # An image without a tag, and one of the renter's own, are nobody's to judge.
+    free = "https://images.example/plain" if fits else "https://elsewhere.example/own"
+    assert rack.rent(ada, selector=where, config=vm(free)).status == 201
+
+
+def test_keys_are_given_by_name_by_id_or_written_out(rack: Rack, ada: Caller, office: Office) -> None:
+    node = rack.node()
+    made = office.ask("ssh_keys.add", {"name": "laptop", "public_key": f"{KEY} ada"}, ada).body
+    for choice in ({"ByName": ["laptop"]}, {"ById": [made["id"]]}):
+        first = rack.rented(ada, config=vm(ssh_key=choice))
+        spec = spec_of(node, first)
+        assert spec.ssh_keys == [f"{KEY} ada"] and spec.password is None
+        assert rack.show(ada, first)["ssh_key_auth"] is True
+        rack.terminate(ada, first)
+        node.clean()
+    stranger = office.person(balance=1000 * NANO)
+    refused = rack.rent(stranger, config=vm(ssh_key={"ById": [made["id"]]}))
+    assert (refused.status, refused.code) == (404, "SshKeyNotFound")
+
+
+def test_a_shape_of_one_s_own_is_remembered_once(rack: Rack, office: Office) -> None:
+    node = rack.node()
+    people = rack.operator()
+    with office.database.write() as unit:
+        settings.change(unit, {"allow_custom_instances": True}, office.clock())
+        accounts.top_up(unit, people.account_id, 1000 * NANO, key="p", now=office.clock(), random=office.random)
+    shape = {"vcpu": 2, "gpu": 0, "dram": 8 << 30, "disk": 10 << 30}
+    custom = {"ByNodeWithResources": {"node_id": node.node_id, "resources": shape}}
+    for _ in range(2):
+        rack.rented(people, selector=custom, cpu_sharing_policy="Packed")
+    (preset,) = office.ask("instance_presets.list", {}, people).body["presets"]
+    assert (preset["cpu_count"], preset["gpu_count"], preset["dram"], preset["disk"]) == (2, 0, 8 << 30, 10 << 30)
+    rack.rented(people)
+    assert office.ask("instance_presets.list", {}, people).body["presets"] == [preset], "the catalog's leave none"
