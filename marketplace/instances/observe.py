@@ -19,6 +19,8 @@ from marketplace.store.db import WriteUnit
 
 MISSING_ROUNDS = 2
 """Reports in a row without its machine after which an instance has lost it."""
+REPEATED_US = 1_000_000
+"""Reports that come sooner after each other than a node looks again may be one that was delivered twice."""
 
 
 def take(unit: WriteUnit, node_row: Any, observed: Observed, scene: Scene, *, up_to_date: bool) -> list[str]:
@@ -113,6 +115,8 @@ def _starting(unit: WriteUnit, row: Any, told: ObservedInstance, scene: Scene) -
 
 
 def _missing(unit: WriteUnit, node_row: Any, row: Any, scene: Scene) -> None:
+    if row.missing_rounds and scene.now - int(node_row.last_seen) < REPEATED_US:
+        return  # the same report once more, not another look
     rounds = row.missing_rounds + 1
     if rounds < MISSING_ROUNDS:
         unit.execute(update(instance).where(instance.c.id == row.id).values(missing_rounds=rounds))
