@@ -89,7 +89,8 @@ def _alone(data: Path) -> Iterator[None]:
 async def _run(settings: NodeSettings, credential: Credentials) -> int:
     data = settings.data.resolve()
     own, remembered = _own(data)
-    vfio, nvml = Vfio(), Nvml()
+    nvml = Nvml()
+    vfio = Vfio(healthy=nvml.healthy)
     guests = tcp_listener(_LOOPBACK, own.guest_port)
     port = guests.getsockname()[1]
     if not remembered or port != own.guest_port:

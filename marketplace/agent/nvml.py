@@ -45,13 +45,21 @@ class Nvml:
         with self._session() as nvml:
             return [] if nvml is None else [self._sample(nvml, slot, handle) for _, slot, handle in self._handles(nvml)]
 
-    def idle(self, slot: str) -> bool:
-        """Whether no process computes on the GPU; True where the driver does not see it."""
+    def healthy(self, slot: str) -> bool:
+        """Whether the driver has the GPU, reads its memory, and nothing computes on it. Without a driver nobody can
+        tell, and it is taken for healthy.
+        """
         with self._session() as nvml:
             if nvml is None:
                 return True
-            handles = [handle for _, found, handle in self._handles(nvml) if found == slot]
-            return all(not nvml.nvmlDeviceGetComputeRunningProcesses(handle) for handle in handles)
+            for _, found, handle in self._handles(nvml):
+                if found == slot:
+                    try:
+                        nvml.nvmlDeviceGetMemoryInfo(handle)
+                        return not nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+                    except nvml.NVMLError:
+                        return False
+            return False
 
     @contextlib.contextmanager
     def _session(self) -> Iterator[Any]:

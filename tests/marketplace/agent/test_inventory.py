@@ -188,3 +188,14 @@ def test_free_space_and_pages_do_not_make_it_another_machine(root: Path) -> None
     assert before.digest() == after.digest()
     assert before.digest() != msgspec.structs.replace(before, memory_bytes=1).digest()
     assert machine(root).boot_id() == "boot-1"
+
+
+def test_a_gpu_is_healthy_when_its_driver_has_it_idle_and_readable() -> None:
+    def unreadable(handle: Any) -> Any:
+        raise NVMLError("GPU is lost")
+
+    assert Nvml(fake_pynvml()).healthy(GPU)
+    assert not Nvml(fake_pynvml()).healthy("0000:01:00.0"), "the driver does not see it"
+    assert not Nvml(fake_pynvml(nvmlDeviceGetMemoryInfo=unreadable)).healthy(GPU)
+    assert not Nvml(fake_pynvml(nvmlDeviceGetComputeRunningProcesses=lambda handle: [1])).healthy(GPU)
+    assert Nvml(fake_pynvml(nvmlInit=no_driver)).healthy(GPU), "nobody can tell"
