@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import gc
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -49,6 +50,14 @@ class CudaDevice:
         self.stream = _cuda.Stream()
         self._copies = _cuda.Stream()
         self._pinned = _PinnedRing()
+
+    @contextmanager
+    def building(self) -> Iterator[None]:
+        """Inside, work goes to the stream of the steps; before and after, everything there is to do has been done."""
+        _cuda.synchronize()
+        with _cuda.stream(self.stream):
+            yield
+        _cuda.synchronize()
 
     def staging(self, size: int) -> Tensor:
         """Pinned memory."""

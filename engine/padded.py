@@ -59,7 +59,7 @@ class PaddedSteps:
     ) -> None:
         """place: torch's device of everything."""
         self._model = model
-        self._kv = kv
+        self.kv = kv
         self._choice = choice
         self._graphs = graphs
         self._gather = step_inputs
@@ -156,7 +156,7 @@ class PaddedSteps:
             page_table=into.page_table,
             logit_rows=into.logit_rows.to(torch.int64),
         )
-        return self._model.hidden(batch, self._kv, every=bucket.decode)
+        return self._model.hidden(batch, self.kv, every=bucket.decode)
 
     def _choose(self, rows: int, kind: int) -> Chosen:
         whole = self._inputs

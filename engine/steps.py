@@ -38,16 +38,31 @@ def make_steps(
         )
     if not isinstance(model, SplitModel) or (ops is not None and ops.name == "cpu"):
         raise ValueError("graphs need kernels that take padding: triton, or reference on a CPU, not the native ones")
-    graphs: Graphs = EagerGraphs()
-    if on_gpu and config.graphs != "off":
-        from engine.cuda import CudaDevice
+    if not on_gpu:
+        return _padded(config, model, ops, kv, EagerGraphs(), "cpu", vocab_size, max_running, max_context)
+    from engine.cuda import CudaDevice
 
-        assert isinstance(device, CudaDevice)
-        graphs = CudaGraphs(device.stream)
+    assert isinstance(device, CudaDevice)
+    with device.building():
+        graphs = EagerGraphs() if config.graphs == "off" else CudaGraphs(device.stream)
+        return _padded(config, model, ops, kv, graphs, device.name, vocab_size, max_running, max_context)
+
+
+def _padded(
+    config: EngineConfig,
+    model: SplitModel,
+    ops: Ops | None,
+    kv: KVTensors,
+    graphs: Graphs,
+    place: str,
+    vocab_size: int,
+    max_running: int,
+    max_context: int,
+) -> PaddedSteps:
     on_triton = ops is not None and ops.name == "triton"
     choice: Choice
     if on_triton and config.device_sampling:
-        choice = DeviceChoice(max_running, vocab_size, device.name)
+        choice = DeviceChoice(max_running, vocab_size, place)
     else:
         choice = HostChoice(max_running, vocab_size, max_context)
     return PaddedSteps(
@@ -59,7 +74,7 @@ def make_steps(
         max_running=max_running,
         step_tokens=config.step_tokens,
         max_context=max_context,
-        place=device.name,
+        place=place,
     )
 
 

@@ -66,10 +66,11 @@ def host_step(buffer: Int32s, layout: StepLayout, token_table: Int32s, page_tabl
     if tokens != seqs:
         row_of = rows.repeat(counts)
         at = np.arange(tokens, dtype=np.int32) + (positions - firsts).repeat(counts)
-    index, offset = np.divmod(at, np.int32(page_size))
+    index = at // page_size
     slots = page_table[row_of, index]
+    slots -= index
     slots *= page_size
-    slots += offset
+    slots += at
     wanted = layout.logits_of(buffer)[:logits]
     return HostStep(
         token_ids=token_table[row_of, at],

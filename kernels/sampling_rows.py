@@ -81,14 +81,14 @@ class SamplingRows:
         )  # fmt: skip
         values[EDITS], values[BANNED_UNTIL] = float(len(edits)), float(banned_until)
         values[LOGPROBS] = -1.0 if logprobs is None else float(logprobs)
-        self.parameters[row] = torch.tensor(values, dtype=torch.float64)
+        _write(self.parameters[row], torch.tensor(values, dtype=torch.float64))
         state = seed_state(seed)
         self.seeds[row] = state - (1 << 64) if state >> 63 else state
         if edits:
             ids = [token | BANNED if token in barred else token for token in edits]
-            self.edit_ids[row, : len(edits)] = torch.tensor(ids, dtype=torch.int32)
+            _write(self.edit_ids[row, : len(edits)], torch.tensor(ids, dtype=torch.int32))
             added = torch.tensor([bias.get(token, 0.0) for token in edits], dtype=torch.float32)
-            self.edit_bias[row, : len(edits)] = added
+            _write(self.edit_bias[row, : len(edits)], added)
         if repetition_penalty != 1.0 or frequency_penalty != 0.0 or presence_penalty != 0.0:
             self._count(row, prompt, output)
 
@@ -96,4 +96,10 @@ class SamplingRows:
         made = torch.bincount(torch.tensor([*output], dtype=torch.int64), minlength=self.vocab_size)
         made.clamp_(max=IN_PROMPT - 1)
         made[torch.tensor([*prompt], dtype=torch.int64)] |= IN_PROMPT
-        self.counts[row] = made.to(torch.int16)
+        _write(self.counts[row], made.to(torch.int16))
+
+
+def _write(into: Tensor, values: Tensor) -> None:
+    """Copy from the host, to a GPU in the order of its stream and without waiting for it."""
+    on_gpu = into.device.type == "cuda"
+    into.copy_(values.pin_memory() if on_gpu else values, non_blocking=on_gpu)

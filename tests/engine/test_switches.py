@@ -130,3 +130,24 @@ def test_kernels_without_padding_are_refused_graphs(model: CausalLM) -> None:
 
     with pytest.raises(ValueError, match="take padding"):
         EngineCore(msgspec.structs.replace(BASE, graphs="on"), model, Native())
+
+
+def test_padding_writes_nowhere(model: CausalLM) -> None:
+    core = EngineCore(msgspec.structs.replace(BASE, graphs="on"), model, OPS, device=ScriptedDevice())
+    steps = core.steps
+    assert isinstance(steps, PaddedSteps)
+    canary = 7.0
+    for tensor in (*steps.kv.keys, *steps.kv.values):
+        tensor.fill_(canary)
+    params = SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True)
+    assert core.submit(Submit(request_id="a", prompt=pack_tokens(range(3, 26)), params=params)) is None
+    pages: set[int] = set()
+    while core.has_work():
+        core.step()
+        pages.update(page for request in core._scheduler.running for page in request.pages)
+    assert len(pages) == 2
+    for tensor in (*steps.kv.keys, *steps.kv.values):
+        others = [page for page in range(tensor.shape[0]) if page not in pages]
+        assert bool((tensor[others] == canary).all())
+        # 23 + 8 tokens fill the first page and all but one place of the second
+        assert int((tensor[sorted(pages)] == canary).all(dim=-1).sum()) == 1
