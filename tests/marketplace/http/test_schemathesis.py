@@ -29,6 +29,7 @@ from starlette.routing import Router
 from marketplace.http import app
 from marketplace.http.operation import Operation
 from marketplace.operations import TABLE
+from tests.marketplace.http.grounds import Grounds
 
 if TYPE_CHECKING:
     from marketplace.users.rules import Role
@@ -42,7 +43,7 @@ CHECKS = [
     response_schema_conformance,
 ]
 CREDENTIALS = ("authorization", "x-api-key")
-EXAMPLES, MANY = 4, 60
+EXAMPLES, MANY = 2, 60
 NO_SUCCESS = frozenset(
     {
         *("auth.login", "auth.totp_complete", "auth.totp_confirm", "auth.totp_disable", "auth.verify_email"),
@@ -66,12 +67,14 @@ class World:
         self.callers: dict[str, Caller] = {role: office.person(role, balance=10**12) for role in roles}
         self.callers["team"] = office.team(owner=self.callers["user"])
         self.callers["service"] = office.service()
-        self.known: dict[str, str] = {}
+        self.grounds = Grounds(office, self.callers["user"], self.callers["admin"])
+        self.known: dict[str, Any] = {}
 
     def refresh(self, operation: Operation[Any]) -> None:
         """Things that exist and that a request may change or end, by the names that fields have for them."""
         office, user, admin, now = self.office, self.callers["user"], self.callers["admin"], self.office.clock()
         office.wait(3600)
+        self.grounds.wake()
         other, team = office.person(balance=10**12), office.team(owner=user)
         provider = office.service(provider=f"company {now}").id
         key = office.ask("keys.add", {"name": f"key {now}"}, user).body["id"]
@@ -95,6 +98,7 @@ class World:
             "provider_id": provider,
             "payment_intent_id": payment,
             "X-On-Behalf-Of": f"user:{other.id}",
+            **self.grounds.known(operation.name),
         }
 
     def credentials(self, operation: Operation[Any]) -> list[dict[str, str]]:
@@ -118,7 +122,8 @@ class World:
         return [self.put_known(item, random, share) for item in data] if isinstance(data, list) else data
 
     def _instead_of(self, name: str, value: Any) -> Any:
-        return [self.known[name]] if isinstance(value, list) else self.known[name]
+        known = self.known[name]
+        return [known] if isinstance(value, list) and known is not None else known
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +134,7 @@ def world(sqlite_office: Office) -> World:
 def send(world: World, operation: Operation[Any], case: schemathesis.Case, statuses: set[int]) -> None:
     """Send a request as everybody."""
     world.office.wait(3600)  # rate limits are another test's
+    world.grounds.wake()
     sent = {name: value for name, value in (case.headers or {}).items() if name.lower() not in CREDENTIALS}
     for headers in world.credentials(operation):
         case.headers = {**sent, **headers}
