@@ -16,6 +16,7 @@ from marketplace.operations import TABLE
 
 HERE = Path(__file__).parent
 RENT, LIFE = "instances/test_rent.py::test_", "instances/test_life.py::test_"
+TERMS = "instances/test_terms.py::test_"
 INSIDE, FLEET = "instances/test_inside.py::test_", "workers/test_fleet.py::test_"
 QUOTA, COVER = "quotas/test_operations.py::test_", "quotas/test_coverage.py::test_"
 RESERVE, HELD = "reservations/test_operations.py::test_", "reservations/test_service.py::test_"
@@ -368,6 +369,15 @@ RULES: dict[str, tuple[str, ...]] = {
     "a low balance is told once": ("workers/test_funds.py::test_a_fall_is_told_once_and_again_only_after_a_rise",),
     "the tools of language models are rows of the table": (
         "http/test_mcp.py::test_tools_are_the_table_s_rows_with_their_schemas_and_hints",
+    ),
+    "holders rent end to end on what they hold, and others on what is left": (
+        f"{TERMS}who_holds_an_allocation_rents_on_it_and_nowhere_else",
+        f"{TERMS}others_rent_what_allocations_leave",
+    ),
+    "a saved disk is rented again by its owner, on its node, by one": (f"{TERMS}a_saved_disk_is_used_again_by_one",),
+    "only admins rent and reserve for nothing": (f"{TERMS}only_admins_rent_and_reserve_for_nothing",),
+    "mistakes that such systems made before are tested": (
+        "life/test_shipped_bugs.py::test_the_tests_of_a_mistake_exist",
     ),
     # Without a test that shows exactly this
     "a command that a container cannot run fails it with a reason, over REST": (),
