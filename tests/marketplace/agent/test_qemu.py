@@ -30,7 +30,7 @@ def wall_us() -> int:
     return time.time_ns() // 1000
 
 
-async def until(true: Callable[[], object], *, within_s: float = 60) -> None:
+async def until(true: Callable[[], object], *, within_s: float = 150) -> None:
     """Wait for a condition that another process brings about."""
     end = time.monotonic() + within_s
     while not true():
@@ -62,7 +62,7 @@ class VmNode:
 
     async def want(self, wish: DesiredInstance, done: Callable[[ObservedInstance], Any]) -> ObservedInstance:
         """Act until what is told of the instance is as it should be."""
-        end = time.monotonic() + 60
+        end = time.monotonic() + 150
         while True:
             self.keeper.desire(Desired(instances=[wish]))
             told = await self.keeper.round()
