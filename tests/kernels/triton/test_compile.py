@@ -16,17 +16,21 @@ ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = """
 import json, sys
 from dataclasses import asdict
-from kernels.triton.compile import compile_all
-archs, only, hot = json.loads(sys.argv[1])
-print(json.dumps([asdict(report) for report in compile_all(archs, only, hot=hot)]))
+from kernels.triton.compile import compile_all, configurations
+archs, only, hot, one = json.loads(sys.argv[1])
+configs = list(configurations(only))
+if one:
+    configs = list({config.kernel: config for config in reversed(configs) if config.hot}.values())
+print(json.dumps([asdict(report) for report in compile_all(archs, hot=hot, configs=configs)]))
 """
 
 
-def compiled(archs: list[int], only: str = "", *, hot: bool) -> list[Report]:
-    """What compile_all reports in a process of its own: this one runs its kernels in the interpreter."""
+def compiled(archs: list[int], only: str = "", *, hot: bool, one: bool = False) -> list[Report]:
+    """What compile_all reports in a process of its own: this one runs its kernels in the interpreter. one: of each
+    kernel only the first configuration that is hot."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, json.dumps([archs, only, hot])],
+        [sys.executable, "-c", SCRIPT, json.dumps([archs, only, hot, one])],
         capture_output=True, text=True, cwd=ROOT, env=environment, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -40,8 +44,16 @@ def check(reports: list[Report]) -> None:
         assert 0 < report.registers <= 255 and report.ptx_size > 500, report
 
 
-def test_the_step_of_an_8b_model_compiles_for_hopper() -> None:
-    check(compiled([90], hot=True))
+def test_every_kernel_of_an_8b_model_s_step_compiles_everywhere() -> None:
+    reports = compiled([80, 90, 100], hot=True, one=True)
+    check(reports)
+    kernels = {config.kernel.__name__ for config in configurations() if config.hot}
+    assert {(report.kernel, report.arch) for report in reports} == {(k, a) for k in kernels for a in (80, 90, 100)}
+
+
+@pytest.mark.slow
+def test_the_step_of_an_8b_model_compiles_everywhere() -> None:
+    check(compiled([80, 90, 100], hot=True))
 
 
 @pytest.mark.slow
