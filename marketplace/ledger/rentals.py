@@ -242,7 +242,8 @@ def _post(unit: WriteUnit, meter: Meter, read: Reading, until: int, random: Rand
     posted = ledger.post(
         unit,
         tx_id=new_id(until, random),
-        key=f"meter:{meter.id}:{until}",
+        # From where to where: a last charge may end where a tick did, and still have a nano-unit to round up to.
+        key=f"meter:{meter.id}:{meter.metered_to}:{until}",
         kind=KIND,
         entries=entries,
         now=until,
