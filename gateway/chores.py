@@ -16,8 +16,8 @@ import msgspec
 from gateway.settings import Paths, Settings
 from marketplace.http.operation import Context
 from marketplace.notify.mail import FolderMail, Mail, SmtpMail, read_sender, read_smtp_url
-from marketplace.workers.fleet import Fleet
 from marketplace.workers.environments import EnvironmentExpiry
+from marketplace.workers.fleet import Fleet
 from marketplace.workers.funds import FundsWatch
 from marketplace.workers.metering import Metering
 from marketplace.workers.outbox import Deliverer
