@@ -108,7 +108,7 @@ def nothing_costs_before_it_is_ready(unit: ReadUnit) -> Checked:
     )
     early = (
         select(rental_meter.c.id, instance.c.status)
-        .join(instance, instance.c.id == rental_meter.c.resource_id, isouter=True)
+        .join(instance, instance.c.id == rental_meter.c.resource_id)
         .where(
             rental_meter.c.resource_type == "Compute",
             or_(instance.c.ready_at.is_(None), rental_meter.c.started_at < instance.c.ready_at),

@@ -8,9 +8,11 @@ import pytest
 
 from marketplace.agent.leases import LeaseBook, Wanted
 from marketplace.agent.wire import LeaseGrant
+from marketplace.ledger import rentals
 from marketplace.ledger.money import NANO
 from tests.marketplace.office import Caller, Office
 from tests.marketplace.rack import Rack
+from tests.marketplace.shop import Shop
 
 
 @pytest.fixture
@@ -45,3 +47,27 @@ def test_a_lease_that_the_server_grants_no_more_is_over() -> None:
     book.hear([LeaseGrant(id=lease.id, fence=2, refused="some of these GPUs are not free")], 1)
     assert book.look(lease.id).revoke_at == 1
     assert book.enforce(1) == [lease.id] and os.getpid() in killed, "its GPUs are somebody else's by now"
+
+
+def test_a_meter_that_ends_where_it_was_ticked_charges_what_is_left_of_a_nano_unit(shop: Shop) -> None:
+    now, account = shop.tick(), shop.customer(NANO)
+    with shop.database.write() as unit:
+        rentals.start(
+            unit,
+            resource_type="Compute",
+            resource_id="i",
+            resource_name="trainer",
+            account_id=account,
+            provider_id=None,
+            share=8000,
+            rate=NANO,
+            now=now,
+            random=shop.random,
+        )
+    with shop.database.write() as unit:
+        meter = rentals.running(unit, "i")
+        assert meter is not None
+        assert rentals.tick(unit, meter, now + 10, random=shop.random) == 2, "10 µs cost 2.78 nano-units"
+    with shop.database.write() as unit:
+        assert rentals.stop(unit, "i", now + 10, random=shop.random) == 1
+    assert shop.posted(account) == NANO - 3 and shop.audit().clean
