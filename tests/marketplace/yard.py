@@ -9,7 +9,7 @@ from sqlalchemy import insert, select, update
 from marketplace.agent.inventory_wire import Cpu, Disk, Gpu, Inventory, NumaNode, Thread
 from marketplace.agent.wire import Capabilities, Register
 from marketplace.catalog.tables import instance_type, instance_variant
-from marketplace.events.transitions import SYSTEM, Scene, transition
+from marketplace.events.transitions import SYSTEM, Scene, begun, transition
 from marketplace.instances.rules import MACHINE
 from marketplace.instances.tables import instance
 from marketplace.ledger import rentals
@@ -205,6 +205,7 @@ class Yard:
                 )
             )
             claims.take(unit, instance_id, placed, now, cpu_policy="Dedicated")
+            begun(unit, MACHINE, instance_id, "Initializing", "rent", self.scene(), owner_id=who.id)
         if status == "Active":
             self.activate(instance_id)
         return instance_id
