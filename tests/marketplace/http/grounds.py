@@ -89,9 +89,11 @@ class Grounds:
     def _quotas(self, name: str, now: int) -> dict[str, Any]:
         node_id = self._node(now)
         part = {"gpu_count": 1, "cpu_count": 8, "dram": 1 << 36, "disk": 1 << 38}
-        known = {"node_id": node_id, "name": f"quota {now}", "TeamName": "research", "valid_till": None, **part}
+        team = self._team_of_one_name(now)
+        known = {"node_id": node_id, "name": f"quota {now}", "TeamName": team, "valid_till": None, **part}
         if name in ("quotas.update", "quotas.revoke"):
             asked = {"node_id": node_id, "name": f"q {now}", "resources": part, "valid_till": None}
+            asked["recipient"] = {"TeamName": team}
             known["quota_id"] = self.make("quotas.create", **asked)["quota"]["id"]
         return known
 
@@ -118,12 +120,18 @@ class Grounds:
         made = self.make("team_volumes.create", self.user, name=f"t-{now}", volume_type_name=kind, team_id=self.team)
         return {**known, "volume_id": made["volume"]["id"], "team_id": self.team}
 
+    def _team_of_one_name(self, now: int) -> str:
+        """Requests that were made up may have added teams of any name: this one has a name of its own."""
+        return str(self.make("teams.create", self.user, name=f"team {now}")["name"])
+
     def _networks(self, name: str, now: int) -> dict[str, Any]:
+        team = self._team_of_one_name(now)
         spread = next(self._numbers)
         free = [f"10.{spread // 250}.{spread % 250}.{part}" for part in (1, 100, 101, 200)]
         if name != "networks.add":
-            self.make("networks.add", name=f"net-{now}", ip_ranges=[{"from": free[2], "to": free[3]}])
-        named = {"network": f"net-{now}", "ByName": "research", "name": f"private-{now}", "team_id": None}
+            ranges = [{"from": free[2], "to": free[3]}]
+            self.make("networks.add", name=f"net-{now}", team_name=team, ip_ranges=ranges)
+        named = {"network": f"net-{now}", "ByName": team, "team_name": team, "name": f"private-{now}", "team_id": None}
         return {**named, "from": free[0], "to": free[1]}
 
     def _instance_presets(self, name: str, now: int) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from sqlalchemy import event, select
 
 from marketplace.accounts import service as accounts
 from marketplace.accounts.service import RefundError
+from marketplace.events.transitions import SYSTEM, Scene
 from marketplace.ledger.apply import apply_batch
 from marketplace.ledger.audit import audit
 from marketplace.ledger.book import InsufficientFundsError
@@ -190,7 +191,7 @@ class People(RuleBasedStateMachine):
         def work(unit: WriteUnit) -> bool:
             if erasure.obstacles(unit, user):
                 return False
-            erasure.erase(unit, user, now)
+            erasure.erase(unit, user, Scene(SYSTEM, now, self.shop.random))
             return True
 
         assert self.do(fails, work) == (name not in self.running.values())
@@ -342,7 +343,7 @@ class Client:
             found = users.seize(unit, user.id)
             if found is None or erasure.obstacles(unit, found):
                 return False
-            erasure.erase(unit, found, now)
+            erasure.erase(unit, found, Scene(SYSTEM, now, self.numbers.randbytes))
             return True
 
         self.erased += self.database.transact(work)
