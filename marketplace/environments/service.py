@@ -13,6 +13,8 @@ from marketplace.environments.tables import saved_environment
 from marketplace.events.transitions import Scene, begun, transition
 from marketplace.instances.tables import instance
 from marketplace.store.db import ReadUnit, WriteUnit
+from marketplace.teams.tables import team
+from marketplace.users.tables import users
 
 _ended = instance.alias("ended")
 _claimer = instance.alias("claimer")
@@ -129,6 +131,16 @@ def expire(unit: WriteUnit, environment_id: str, scene: Scene) -> bool:
     return True
 
 
+def abandon(unit: WriteUnit, account_ids: Sequence[str], scene: Scene) -> int:
+    """Let nobody use the disks of these accounts again; their nodes remove them when their time is over. Returns how
+    many."""
+    mine = (saved_environment.c.account_id.in_(account_ids), saved_environment.c.state.in_(("Retained", "Claimed")))
+    rows = unit.select(_ROWS.where(*mine).order_by(saved_environment.c.id).with_for_update(of=saved_environment)).all()
+    for row in rows:
+        erase(unit, row, scene)
+    return len(rows)
+
+
 def _kept(unit: WriteUnit, node_id: str) -> list[Any]:
     """The environments of a node that are not over, locked."""
     mine = (saved_environment.c.node_id == node_id, saved_environment.c.state.in_(("Retained", "Claimed")))
@@ -140,7 +152,23 @@ def _owner(row: Any) -> str:
     return str(row.team_id or row.user_id or row.account_id)
 
 
+def _abandoned(unit: ReadUnit, instance_id: str) -> bool:
+    """Whether whoever had an ended instance was erased since, or their team closed: its disk is nobody's."""
+    wanted = (
+        select(instance.c.id)
+        .join(users, users.c.id == instance.c.user_id, isouter=True)
+        .join(team, team.c.id == instance.c.team_id, isouter=True)
+        .where(
+            instance.c.id == instance_id,
+            or_(team.c.deleted_at.is_not(None), and_(team.c.id.is_(None), users.c.erased_at.is_not(None))),
+        )
+    )
+    return unit.select(wanted).one_or_none() is not None
+
+
 def _retain(unit: WriteUnit, ended: Any, disk: RetainedDisk, scene: Scene) -> None:
+    if _abandoned(unit, ended.id):
+        return
     row = {
         "id": ended.id,
         "node_id": ended.node_id,

@@ -247,7 +247,7 @@ def _post(unit: WriteUnit, meter: Meter, read: Reading, until: int, random: Rand
         kind=KIND,
         entries=entries,
         now=until,
-        memo=meter.resource_name,
+        memo=meter.resource_id,  # not what people call it: the books cannot forget
     )
     unit.execute(
         insert(rental_charge).values(

@@ -29,7 +29,7 @@ from marketplace.reservations.rules import MACHINE as RESERVATIONS
 from marketplace.reservations.tables import reservation
 from marketplace.store.db import ReadUnit
 from marketplace.volumes.rules import MACHINE as VOLUMES
-from marketplace.volumes.tables import volume_attachment
+from marketplace.volumes.tables import volume, volume_attachment
 
 Query = Select[*tuple[Any, ...]]
 
@@ -99,6 +99,27 @@ def claims_within_capacity(unit: ReadUnit) -> Checked:
 def _shrunk(unit: ReadUnit) -> set[str]:
     """Nodes whose latest inventory is younger than their oldest live claim, and lacks a GPU that they had."""
     return set(unit.select(select(gpu.c.node_id).where(gpu.c.present.is_(False)).distinct()).scalars())
+
+
+def meters_have_what_they_are_of(unit: ReadUnit) -> Checked:
+    """A meter, running or stopped, is of an instance or a volume that is there, and none runs for a volume that was
+    deleted. (One that runs for an instance that is over is found where meters are compared with statuses.)"""
+    checked = Checked(_count(unit, select(func.count()).select_from(rental_meter)))
+    m = rental_meter.c
+    told = select(m.id, m.resource_type, m.resource_id)
+    lost = (
+        told.join(instance, instance.c.id == m.resource_id, isouter=True).where(
+            m.resource_type == "Compute", instance.c.id.is_(None)
+        ),
+        told.join(volume, volume.c.id == m.resource_id, isouter=True).where(
+            m.resource_type == "Volume",
+            or_(volume.c.id.is_(None), and_(volume.c.deleted_at.is_not(None), m.stopped_at.is_(None))),
+        ),
+    )
+    for wanted in lost:
+        for row in unit.select(wanted):
+            checked.wrong(f"meter {row.id} is of {row.resource_type} {row.resource_id}, which is not there")
+    return checked
 
 
 def nothing_costs_before_it_is_ready(unit: ReadUnit) -> Checked:
@@ -226,6 +247,7 @@ def _count(unit: ReadUnit, wanted: Select[int]) -> int:
 CHECKS: dict[str, tuple[str, Callable[[ReadUnit], Checked]]] = {
     "C1": ("every slice of a GPU has one owner", one_owner_per_slice),
     "C2": ("what is claimed of a node is within what it has", claims_within_capacity),
+    "C3": ("every meter is of something that is there", meters_have_what_they_are_of),
     "C4": ("nothing costs before it is ready", nothing_costs_before_it_is_ready),
     "C5": ("what is over has nothing", what_is_over_has_nothing),
     "C6": ("what is not over has a claim on its node", what_is_live_has_a_claim),

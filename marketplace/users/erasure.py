@@ -1,15 +1,15 @@
 """Erasure: a person goes, the books stay.
 
 What names the person or lets them in is deleted: address, name, password, sessions, second factor, keys, identities
-elsewhere, mail and invites, their recipes and presets, and the passwords of machines that they had. What the platform
-must keep (their account and everything posted on it, usage, teams, the audit log) stays as it is and from then on
-leads to a row of `users` that holds nothing but ids and times. The address is free again: whoever registers with it is
-a new person.
+elsewhere, mail and invites, their recipes and presets, and what the machines that they had were called and had in them;
+teams that nobody is left in lose their names, too. What the platform must keep (their account and everything posted on
+it, usage, teams, the audit log) stays as it is and from then on leads to a row of `users` that holds nothing but ids
+and times. The address is free again: whoever registers with it is a new person.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from sqlalchemy import ColumnElement, Select, Table, delete, func, or_, select, update
@@ -20,7 +20,6 @@ from marketplace.auth.oauth_tables import oauth_identity, oauth_state
 from marketplace.auth.tables import email_token, partial_login, session, totp
 from marketplace.events.transitions import Scene
 from marketplace.http.tables import idempotency
-from marketplace.instances.tables import instance
 from marketplace.keys.tables import api_key
 from marketplace.ledger.tables import entry, hold, ledger_tx
 from marketplace.notify.tables import outbox
@@ -34,8 +33,8 @@ from marketplace.store import epochs
 from marketplace.store.db import ReadUnit, WriteUnit
 from marketplace.teams import service as teams
 from marketplace.teams.service import Departure
-from marketplace.teams.tables import team_invite
-from marketplace.users import roles
+from marketplace.teams.tables import team, team_invite
+from marketplace.users import erasure_rentals, roles
 from marketplace.users.rules import email_key
 from marketplace.users.service import User
 from marketplace.users.tables import users
@@ -90,12 +89,15 @@ def erase(unit: WriteUnit, user: User, scene: Scene) -> Erased:
     departures = tuple(teams.leave_all(unit, user.id, now))
     closed = [accounts.of_owner(unit, "team", left.team_id) for left in departures if left.closed]
     owned = [user.account_id, *(account_id for account_id in closed if account_id is not None)]
+    gone = [left.team_id for left in departures if left.closed]
+    left_behind = erasure_rentals.forget(unit, user.id, owned, scene)
     deleted_volumes = sum(volumes.delete_all(unit, account_id, scene) for account_id in owned)
-    unit.execute(delete(recipe_tag).where(recipe_tag.c.recipe_id.in_(_recipes(user))))
-    unit.execute(update(instance).where(instance.c.account_id == user.account_id).values(secret=None))
+    _close_teams(unit, gone)
+    unit.execute(delete(recipe_tag).where(recipe_tag.c.recipe_id.in_(_recipes(user.id, gone))))
     epochs.bump(unit, epochs.KEYS)  # whoever keeps keys in memory forgets theirs
     hard_deleted = {
-        **{name: _delete(unit, table, condition) for name, table, condition in _personal(user)},
+        **{name: _delete(unit, table, condition) for name, table, condition in _personal(user, gone)},
+        **left_behind,
         "payment_customers": payments.forget(unit, user.id, user.account_id),
         "volumes": deleted_volumes,
     }
@@ -122,8 +124,16 @@ def erase(unit: WriteUnit, user: User, scene: Scene) -> Erased:
     return Erased(hard_deleted=hard_deleted, anonymized=anonymized, departures=departures)
 
 
-def _personal(user: User) -> list[tuple[str, Table, ColumnElement[bool]]]:
-    """What is deleted: a name for the report, the table, and which rows."""
+def _close_teams(unit: WriteUnit, team_ids: Sequence[str]) -> None:
+    """Teams that nobody is left in are called nothing any more, nor are their keys, which are revoked."""
+    nameless = {"name": team.c.id, "name_key": team.c.id, "description": ""}
+    unit.execute(update(team).where(team.c.id.in_(team_ids)).values(**nameless))
+    theirs = (api_key.c.kind == "team") & api_key.c.owner_id.in_(team_ids)
+    unit.execute(update(api_key).where(theirs).values(name=api_key.c.id))
+
+
+def _personal(user: User, gone: Sequence[str]) -> list[tuple[str, Table, ColumnElement[bool]]]:
+    """What is deleted: a name for the report, the table, and which rows; `gone` are the teams that end with them."""
     key = email_key(user.email)
     to_them = or_(outbox.c.recipient == user.email, func.lower(outbox.c.recipient) == key)
     return [
@@ -139,14 +149,19 @@ def _personal(user: User) -> list[tuple[str, Table, ColumnElement[bool]]]:
         ("kept_answers", idempotency, idempotency.c.principal_id == user.id),
         ("provider_memberships", provider_member, provider_member.c.user_id == user.id),
         ("provider_customers", provider_customer, provider_customer.c.user_id == user.id),
-        ("ssh_keys", ssh_key, (ssh_key.c.owner_kind == "user") & (ssh_key.c.owner_id == user.id)),
+        ("ssh_keys", ssh_key, _of(ssh_key, user.id, gone)),
         ("instance_presets", instance_preset, instance_preset.c.user_id == user.id),
-        ("recipes", recipe, recipe.c.id.in_(_recipes(user))),
+        ("recipes", recipe, recipe.c.id.in_(_recipes(user.id, gone))),
     ]
 
 
-def _recipes(user: User) -> Select[str]:
-    mine: Select[str] = select(recipe.c.id).where(recipe.c.owner_kind == "user", recipe.c.owner_id == user.id)
+def _of(table: Table, user_id: str, team_ids: Sequence[str]) -> ColumnElement[bool]:
+    kind, owner = table.c.owner_kind, table.c.owner_id
+    return or_((kind == "user") & (owner == user_id), (kind == "team") & owner.in_(team_ids))
+
+
+def _recipes(user_id: str, team_ids: Sequence[str]) -> Select[str]:
+    mine: Select[str] = select(recipe.c.id).where(_of(recipe, user_id, team_ids))
     return mine
 
 

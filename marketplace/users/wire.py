@@ -185,6 +185,11 @@ class HardDeleted(Wire):
     recipes: int
     instance_presets: int
     volumes: int = 0
+    saved_environments: int = 0
+    """disks of machines that are over"""
+    allocations: int = 0
+    """taken back: their nodes are free for others"""
+    instance_tags: int = 0
     sessions: int
     partial_logins: int
     second_factors: int

@@ -25,7 +25,7 @@ from marketplace.quotas.tables import quota
 from marketplace.reservations.tables import reservation
 from marketplace.store.db import Database
 from tests.marketplace.life.host import FAULTS, Host, run
-from tests.marketplace.life.invariants import beyond_budget, overcommitted
+from tests.marketplace.life.invariants import beyond_budget, overcommitted, whole_audit
 from tests.marketplace.life.world import CANARY, DOCKER, VM, World
 from tests.marketplace.office import Answer, Caller
 from tests.marketplace.rack import GIB
@@ -428,6 +428,7 @@ class LifeMachine(RuleBasedStateMachine):
         assert [(row.id, row.status, row.phase, row.want) for row in self.live()] == [], "I15"
         with world.database.read() as unit:
             facts = world.facts(unit)
+            assert whole_audit(facts) == []
         self.reached.update(row.status for row in facts.instances.values())
         self.reached.update(f"reservation {row.state}" for row in facts.reservations.values())
         self.reached.update(f"environment {row.state}" for row in facts.environments.values())
