@@ -34,6 +34,18 @@ def model_path() -> Path:
     return resolve("smollm2-135m", default_cache_dir()).path
 
 
+@pytest.fixture(scope="session")
+def quick_folder() -> Iterator[Path]:
+    """A folder in memory, where there is one: what is there survives a killed process, and costs no disk's patience.
+
+    No test here turns a machine off, which alone would tell it from a disk.
+    """
+    memory = Path("/dev/shm")
+    folder = Path(tempfile.mkdtemp(prefix="headrace-tests-", dir=memory if os.access(memory, os.W_OK) else None))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 def _postgres_bin() -> Path | None:
     for candidate in sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True):
         if (candidate / "initdb").exists():

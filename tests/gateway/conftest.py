@@ -92,9 +92,9 @@ class Bank:
 
 
 @pytest.fixture(scope="session")
-def _template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def _template(quick_folder: Path) -> Path:
     """A migrated, empty database file: migrating once is enough."""
-    path = tmp_path_factory.mktemp("ledger") / "template.sqlite"
+    path = quick_folder / "template.sqlite"
     database = Database(f"sqlite:///{path}")
     database.migrate()
     database.close()

@@ -287,16 +287,12 @@ MakeHouse = Callable[..., House]
 
 
 @pytest.fixture(scope="session")
-def house_maker(tmp_path_factory: pytest.TempPathFactory, tiny_model: ModelSource, tokenizer: Tokenizer) -> MakeHouse:
+def house_maker(quick_folder: Path, _template: Path, tiny_model: ModelSource, tokenizer: Tokenizer) -> MakeHouse:
     """Makes gateways; the caller closes them."""
-    template = tmp_path_factory.mktemp("ledger") / "template.db"
-    migrated = Database(f"sqlite:///{template}")
-    migrated.migrate()
-    migrated.close()
 
     def make(script: dict[str, Any] | None = None, **settings: Any) -> House:
-        data = tmp_path_factory.mktemp("house")
-        shutil.copyfile(template, data / "headrace.db")
+        data = Path(tempfile.mkdtemp(dir=quick_folder))
+        shutil.copyfile(_template, data / "headrace.db")
         chosen = Settings(data=data, **settings)
         prepared = prepare(chosen, MODEL, "http://127.0.0.1:1", clock=wall_us)
         reply = tuple(tokenizer.encode("Hello, wörld! "))
@@ -318,6 +314,7 @@ def make_house(house_maker: MakeHouse) -> Iterator[MakeHouse]:
     yield make
     for house in made:
         house.close()
+        shutil.rmtree(house.settings.data)
 
 
 @pytest.fixture(scope="module")
