@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import shlex
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import msgspec
 import orjson
@@ -26,6 +28,7 @@ from gateway.admission.spendings import Spendings
 from gateway.bootstrap import Prepared
 from gateway.chores import Chores, mail_of, marketplace_chores
 from gateway.fleet.catalogue import Catalogue, Model
+from gateway.fleet.leases import LocalLeaseKeeper, Terms
 from gateway.fleet.recommended import NONE, recommended_sampling
 from gateway.fleet.replicas import ENGINE_COMMAND, Replica, State
 from gateway.inference import models as model_lists
@@ -41,6 +44,7 @@ from gateway.metering.clerk import ProcessClerk
 from gateway.metering.metering import Metering
 from gateway.settings import Paths, Settings
 from gateway.telemetry import CONTENT_TYPE, Telemetry
+from marketplace.agent.lease_door import LeaseClient
 from marketplace.auth.oauth_issuer import known
 from marketplace.http import app as management
 from marketplace.http.limits import Buckets
@@ -57,6 +61,8 @@ from marketplace.store.vault import Vault
 log = logging.getLogger(__name__)
 
 PRICE_POLL_S = 5.0
+LEAVE_S = 5.0
+"""What an engine that has to leave its GPU needs beside the time for its requests."""
 SETTLE_S = 5.0
 """At shutdown, how long answers that were cut off may take to be settled."""
 
@@ -90,6 +96,7 @@ class Gateway:
         paths = Paths(settings.data)
         self.settings = settings
         self.telemetry = Telemetry()
+        self._terms = _terms(settings, model)
         self.tokenizer = Tokenizer.load(source)
         self.replica = replica(self.tokenizer) if replica is not None else self._make_replica(paths, model, source)
         engine = settings.engine
@@ -121,7 +128,8 @@ class Gateway:
         self.replica.launch()
 
     async def start(self, prepared: Prepared) -> None:
-        """Open the books, wait for the launched engine, recover; returns when requests can be served.
+        """Open the books, wait for the launched engine, recover; returns when requests can be served. An engine that
+        leases its GPU is not waited for: the node that has it may be one that asks us.
 
         Raises StartError (engine), JournalInUseError, JournalDamagedError, JournalUnavailableError, ClerkError,
         SQLAlchemyError, OSError.
@@ -166,7 +174,8 @@ class Gateway:
             spendings=Spendings(database, self.metering.meter.open_charges, self._ledger_caught_up, wall_us),
         )
         self._reports = Reports(database, self.services.spendings, self._readers, wall_us, monotonic_us)
-        await self.replica.ready()
+        if not settings.lease_socket:
+            await self.replica.ready()
         await self.metering.recover(_Engines(self._model, self.replica))
         self._tasks.append(asyncio.create_task(self._poll_prices(database), name="prices"))
         live = LiveSettings(database, self.services, wall_us)
@@ -192,6 +201,7 @@ class Gateway:
         if hasattr(self, "_chores"):
             await asyncio.to_thread(self._chores.stop)
         await self.replica.stop(drain_s)
+        await self._terms.keeper.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self._readers.shutdown, wait=True, cancel_futures=True)
         if self._database is not None:
@@ -288,13 +298,15 @@ class Gateway:
 
     def _make_replica(self, paths: Paths, model: str, source: ModelSource) -> Replica:
         settings = self.settings
+        device = "cuda" if settings.lease_socket else settings.engine.device
         return Replica(
-            msgspec.structs.replace(settings.engine, model=str(source.path), served_name=model),
+            msgspec.structs.replace(settings.engine, model=str(source.path), served_name=model, device=device),
             socket_path=paths.engine_socket,
             log_path=paths.engine_log,
             tokenizer=self.tokenizer,
             command=shlex.split(settings.engine_command) or ENGINE_COMMAND,
             drain_s=settings.drain_s,
+            terms=self._terms,
         )
 
     def _engine_changed(self, replica: Replica) -> None:
@@ -342,6 +354,19 @@ class Doors:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         await self._hot.get(scope["path"], self._router)(scope, receive, send)
+
+
+def _terms(settings: Settings, model: str) -> Terms:
+    """Under which terms the engine gets its GPU; without an agent it takes what there is."""
+    if not settings.lease_socket:
+        return Terms(keeper=LocalLeaseKeeper())
+    return Terms(
+        keeper=LeaseClient(Path(settings.lease_socket)),
+        gpus=1,
+        holder=model,
+        preemptible=settings.lease_preemptible,
+        notice_s=math.ceil(settings.drain_s + LEAVE_S),
+    )
 
 
 class _Engines:

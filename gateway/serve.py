@@ -120,11 +120,12 @@ async def _run(gateway: Gateway, listener: socket.socket, name: str, base_url: s
 async def _start(gateway: Gateway, name: str, base_url: str) -> Prepared:
     """Load the engine and open the books at the same time, but not at the first start.
 
-    An engine that cannot start must not leave secrets behind that nobody was shown.
+    An engine that cannot start must not leave secrets behind that nobody was shown. One that leases its GPU may come
+    much later.
     """
     settings = gateway.settings
     gateway.launch()
-    if not Paths(settings.data).first_run.exists():
+    if not settings.lease_socket and not Paths(settings.data).first_run.exists():
         await gateway.replica.ready()
     prepared = await asyncio.to_thread(prepare, settings, name, base_url, clock=wall_us)
     await gateway.start(prepared)
@@ -145,6 +146,11 @@ def _settle_memory() -> None:
 def _announce(settings: Settings, first: FirstRun | None, name: str, base_url: str) -> None:
     """Say where it is; the secrets are shown at the first start only."""
     lines = [f"Headrace serves {name} at {base_url}", ""]
+    if settings.lease_socket:
+        lines += [
+            f"The engine leases its GPU at {settings.lease_socket}; {base_url}/readyz tells what it waits for",
+            "",
+        ]
     path = Paths(settings.data).first_run
     if first is None:
         if path.exists():

@@ -82,6 +82,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Least time between two writes to one stream; the first is written at once."""
     backlog: int = 2048
     """Connections that may wait to be accepted."""
+    lease_socket: str = ""
+    """Where this machine is a node: its agent's socket (leases.sock in the folder of `headrace node`), from which the
+    engine leases its GPU. Everything else is served while it has none."""
+    lease_preemptible: bool = True
+    """Whether a rental may take the leased GPU; running requests have drain-s to finish."""
     engine_command: str = ""
     """Command that runs the engine process instead of the built-in one."""
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
@@ -98,6 +103,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             ("request-timeout-s", self.request_timeout_s > 0, "must be positive"),
             ("flush-ms", self.flush_ms >= 0, "must not be negative"),
             ("backlog", self.backlog >= 1, "must be at least 1"),
+            (
+                "lease-socket",
+                not self.lease_socket or self.engine.device != "cpu",
+                "leases a GPU, and --device cpu needs none",
+            ),
             ("oauth-issuer", not self.oauth_issuer or is_safe(self.oauth_issuer), "must be an https address"),
             ("oauth-client-id", bool(self.oauth_client_id) or not self.oauth_issuer, "must be given with an issuer"),
             ("oauth-name", bool(self.oauth_name), "must not be empty"),

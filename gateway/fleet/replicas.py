@@ -1,4 +1,5 @@
-"""Replica: one engine process under supervision. Spawned, watched, restarted with back-off, drained at the end."""
+"""Replica: one engine process under supervision. Spawned, given its GPUs, watched, restarted with back-off, drained at
+the end, and when its lease of the GPUs ends."""
 
 from __future__ import annotations
 
@@ -21,6 +22,8 @@ from engine.detokenizer import HasVocabulary
 from engine.generation import EngineError
 from engine.process import EXIT_CANNOT_START
 from engine.wire import Snapshot
+from gateway.fleet.leases import Ending, LocalLeaseKeeper, Tenancy, Terms
+from marketplace.agent.leases import LeaseError
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +39,8 @@ class State(enum.StrEnum):
     """The process loads its model."""
     READY = "ready"
     """It answers."""
+    LEAVING = "leaving"
+    """Its lease ends: it finishes what runs, and takes nothing new."""
     DOWN = "down"
     """It has gone and will be started again after the back-off."""
     STOPPED = "stopped"
@@ -69,6 +74,8 @@ class Patience(msgspec.Struct, frozen=True):
     """For an answer to one: an engine that is silent for longer hangs in a step, and is killed."""
     kill_s: float = 3.0
     """Between the end of a drain and SIGKILL."""
+    margin_s: float = 1.0
+    """Between SIGKILL and the moment at which an engine without a lease must be gone."""
 
     @staticmethod
     def of(config: EngineConfig) -> Patience:
@@ -91,12 +98,15 @@ class Replica:
         tokenizer: HasVocabulary | None = None,
         command: Sequence[str] = ENGINE_COMMAND,
         drain_s: float = 30.0,
+        terms: Terms | None = None,
         backoff: Backoff | None = None,
         patience: Patience | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`command` gets --socket, --config, --drain-s and --parent appended; clock and sleep serve the back-off."""
+        """`command` gets --socket, --config, --drain-s and --parent appended; `terms` say who gives it its GPUs, by
+        default it may use what is there. clock and sleep serve the back-off.
+        """
         self.config = config
         self.socket_path = socket_path
         self.log_path = log_path
@@ -112,6 +122,7 @@ class Replica:
         """The process that runs now."""
         self._command = tuple(command)
         self._drain_s = drain_s
+        self._terms = terms or Terms(keeper=LocalLeaseKeeper())
         self._backoff = backoff or Backoff()
         self._patience = patience or Patience.of(config)
         self._clock = clock
@@ -121,6 +132,8 @@ class Replica:
         self._supervisor: asyncio.Task[None] | None = None
         self._fault: str | None = None
         self._fatal: str | None = None
+        self._began = False
+        self._ready_at: float | None = None
         self._log_from = 0
 
     def on_state(self, callback: Callable[[Replica], None]) -> None:
@@ -163,8 +176,10 @@ class Replica:
         while True:
             self._become(State.STARTING)
             status, served_s = await self._run()
-            self.last_error = self._fault or self._reason(status)
-            log.error("the engine is down: %s", self.last_error)
+            reason = self._fault or self._reason(status)
+            if self._began or reason != self.last_error:  # who waits for a GPU for a day need not say so all day
+                log.error("the engine is down: %s", reason)
+            self.last_error = reason
             was_ready = was_ready or served_s > 0
             if not was_ready and (status == EXIT_CANNOT_START or self._fatal is not None):
                 self._fatal = self.last_error
@@ -173,7 +188,7 @@ class Replica:
             failures = 1 if served_s >= self._backoff.healthy_s else failures + 1
             self._become(State.DOWN)
             await self._sleep(self._backoff.delay(failures))
-            self.restarts += 1
+            self.restarts += int(self._began)
 
     def _given_up(self, supervisor: asyncio.Task[None]) -> None:
         """Nobody supervises any more: say so to those who wait, above all when it was not meant to happen."""
@@ -185,22 +200,76 @@ class Replica:
 
     async def _run(self) -> tuple[int, float]:
         """One life of the process: spawn, serve, end. Returns its exit status and for how many seconds it served."""
-        self._fault = self._fatal = None
+        self._fault = self._fatal = self._ready_at = None
+        self._began = False
         process = await self._spawn()
         exited = asyncio.create_task(process.wait())
-        served_s = 0.0
+        tenancy = Tenancy(self._terms)
         try:
-            await self._connect(exited, self._patience.start_s)
-            if self.client.connected:
-                began = self._clock()
-                await self._serve(process, exited)
-                served_s = max(self._clock() - began, 1e-9)
+            if await self._enter(process, tenancy):
+                ending = await self._live(process, exited, tenancy)
+                if ending is not None:
+                    await self._leave(process, exited, ending, tenancy.seconds_left(ending))
+            served_s = self._served_s()
         except asyncio.CancelledError:
-            await self._drain(process, exited)
+            await self._drain(process, exited, self._drain_s)
             raise
         finally:
             await self._end(process, exited)
+            await tenancy.end()
         return exited.result(), served_s
+
+    def _served_s(self) -> float:
+        return 0.0 if self._ready_at is None else max(self._clock() - self._ready_at, 1e-9)
+
+    async def _enter(self, process: asyncio.subprocess.Process, tenancy: Tenancy) -> bool:
+        """Lease the process its GPUs, and tell it where it waits for them. False where there are none."""
+        try:
+            lease = await tenancy.begin(process.pid)
+        except LeaseError as error:
+            self._fault = f"it has no GPU: {error}"
+            return False
+        self._began = True
+        if process.stdin is not None:
+            log.info("the engine has the GPUs %s, under the fence %d", ", ".join(lease.gpus), lease.fence)
+            process.stdin.write(f"{','.join(lease.uuids)}\n".encode())
+            with contextlib.suppress(ConnectionError):  # it has ended, which is noticed below
+                await process.stdin.drain()
+            process.stdin.close()
+        return True
+
+    async def _live(
+        self, process: asyncio.subprocess.Process, exited: asyncio.Task[int], tenancy: Tenancy
+    ) -> Ending | None:
+        """Return when the process has gone or is of no use, or its lease is to end: that, and until when."""
+        life = asyncio.create_task(self._answer(process, exited))
+        try:
+            await asyncio.wait((life, tenancy.ended), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            life.cancel()
+            await asyncio.wait({life})
+        if life.cancelled():
+            return tenancy.ending
+        life.result()
+        return None
+
+    async def _answer(self, process: asyncio.subprocess.Process, exited: asyncio.Task[int]) -> None:
+        await self._connect(exited, self._patience.start_s)
+        if self.client.connected:
+            self._ready_at = self._clock()
+            await self._serve(process, exited)
+
+    async def _leave(
+        self, process: asyncio.subprocess.Process, exited: asyncio.Task[int], ending: Ending, left_s: float
+    ) -> None:
+        """Finish what runs as far as there is time, and abort the rest: its clients and the ledger are told."""
+        self._fault = self.last_error = ending.why
+        log.warning("the engine has to go within %.1f s: %s", left_s, ending.why)
+        self._become(State.LEAVING)
+        patience = self._patience
+        # Never none: of two signals that come at once, a process sees one.
+        drain_s = max(0.1, left_s - patience.kill_s - patience.margin_s)
+        await self._drain(process, exited, min(max(0.1, self._drain_s), drain_s))
 
     async def _spawn(self) -> asyncio.subprocess.Process:
         self.socket_path.unlink(missing_ok=True)
@@ -208,12 +277,16 @@ class Replica:
         # A session of its own, so that Ctrl-C at the terminal reaches the gateway alone, which drains the engine.
         spawning = asyncio.ensure_future(
             asyncio.create_subprocess_exec(
-                *self._command,
-                *("--socket", str(self.socket_path)),
-                *("--config", msgspec.json.encode(self.config).decode()),
-                *("--drain-s", str(self._drain_s)),
-                *("--parent", str(os.getpid())),
-                stdin=asyncio.subprocess.DEVNULL,
+                *self._terms.gated(
+                    (
+                        *self._command,
+                        *("--socket", str(self.socket_path)),
+                        *("--config", msgspec.json.encode(self.config).decode()),
+                        *("--drain-s", str(self._drain_s)),
+                        *("--parent", str(os.getpid())),
+                    )
+                ),
+                stdin=asyncio.subprocess.PIPE if self._terms.gpus else asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
@@ -296,9 +369,9 @@ class Replica:
                 return
             await asyncio.sleep(patience.probe_s)
 
-    async def _drain(self, process: asyncio.subprocess.Process, exited: asyncio.Task[int]) -> None:
+    async def _drain(self, process: asyncio.subprocess.Process, exited: asyncio.Task[int], drain_s: float) -> None:
         """SIGTERM: finish what runs; at the end of the drain another one: abort the rest and say so."""
-        for patience in (self._drain_s, self._patience.kill_s):
+        for patience in (drain_s, self._patience.kill_s):
             if exited.done():
                 return
             with contextlib.suppress(ProcessLookupError):

@@ -17,6 +17,7 @@ from starlette.routing import Route
 from marketplace.agent.leases import Lease, LeaseBook, LeaseError, Wanted
 
 _WATCH_S = 25.0
+_CALL_S = 5.0
 
 
 class _Renewal(msgspec.Struct, forbid_unknown_fields=True):
@@ -42,7 +43,7 @@ def lease_app(book: LeaseBook, now: Callable[[], int]) -> Starlette:
         """Answer when the lease is to end, or after a while as it is."""
         id = request.path_params["id"]
         end = time.monotonic() + _WATCH_S
-        while (lease := book.look(id)).revoke_at is None and (left := end - time.monotonic()) > 0:
+        while (lease := book.look(id)).revoke_at is None and not book.closed and (left := end - time.monotonic()) > 0:
             await book.wait(min(left, 1.0))
         return _json(200, lease)
 
@@ -60,17 +61,22 @@ def lease_app(book: LeaseBook, now: Callable[[], int]) -> Starlette:
     )
 
 
+class AgentAwayError(LeaseError):
+    """No agent answers at the socket. Another time it may."""
+
+
 class LeaseClient:
-    """What an engine's keeper calls. Raises LeaseError, and httpx2.TransportError where there is no agent."""
+    """What an engine's keeper calls. Raises LeaseError, and of these AgentAwayError where there is no agent."""
 
     def __init__(self, socket: Path) -> None:
         """`socket` is the agent's."""
+        self._socket = socket
         transport = httpx2.AsyncHTTPTransport(uds=str(socket))
-        self._http = httpx2.AsyncClient(transport=transport, base_url="http://agent", timeout=_WATCH_S * 2)
+        self._http = httpx2.AsyncClient(transport=transport, base_url="http://agent", timeout=_CALL_S)
 
     async def acquire(self, wanted: Wanted) -> Lease:
         """Ask, and wait for the server's word. LeaseError 409 where it is refused."""
-        lease = await self._call("POST", "/v1/leases", wanted)
+        lease = await self._call("POST", "/v1/leases", wanted, wait_s=_WATCH_S * 2)
         if lease.state != "Held":
             raise LeaseError(409, lease.refused or "there was no answer in time")
         return lease
@@ -80,33 +86,47 @@ class LeaseClient:
         return await self._call("POST", f"/v1/leases/{lease.id}/renew", _Renewal(lease.fence))
 
     async def watch(self, lease: Lease) -> Lease:
-        """Wait for the word that the lease is to end; None of it after a while."""
-        return await self._call("GET", f"/v1/leases/{lease.id}/watch")
+        """Wait for the word that the lease is to end; after a while, return it as it is."""
+        return await self._call("GET", f"/v1/leases/{lease.id}/watch", wait_s=_WATCH_S * 2)
 
     async def release(self, lease: Lease) -> None:
-        """Give it back."""
-        await self._http.delete(f"/v1/leases/{lease.id}")
+        """Give it back. One that has ended already is none to give back, and no error."""
+        await self._ask("DELETE", f"/v1/leases/{lease.id}", b"", _CALL_S)
 
     async def close(self) -> None:
         """Close the connection. Leases are kept."""
         await self._http.aclose()
 
-    async def _call(self, method: str, path: str, body: msgspec.Struct | None = None) -> Lease:
-        content = None if body is None else msgspec.json.encode(body)
-        got = await self._http.request(method, path, content=content)
-        if got.status_code >= 400:
-            raise LeaseError(got.status_code, msgspec.json.decode(got.content, type=_Complaint).error)
-        return msgspec.json.decode(got.content, type=Lease)
+    async def _call(
+        self, method: str, path: str, body: msgspec.Struct | None = None, *, wait_s: float = _CALL_S
+    ) -> Lease:
+        got = await self._ask(method, path, b"" if body is None else msgspec.json.encode(body), wait_s)
+        try:
+            if got.status_code < 400:
+                return msgspec.json.decode(got.content, type=Lease)
+            complaint = msgspec.json.decode(got.content, type=_Complaint).error
+        except msgspec.MsgspecError as error:  # an agent that is about to go says nothing of leases
+            raise AgentAwayError(503, f"the agent at {self._socket} gives no answer: {got.status_code}") from error
+        raise LeaseError(got.status_code, complaint)
+
+    async def _ask(self, method: str, path: str, content: bytes, wait_s: float) -> httpx2.Response:
+        try:
+            return await self._http.request(method, path, content=content, timeout=wait_s)
+        except httpx2.TransportError as error:
+            reason = str(error) or type(error).__name__
+            raise AgentAwayError(503, f"no agent answers at {self._socket}: {reason}") from error
 
 
 async def _settled(book: LeaseBook, id: str) -> Lease:
-    """The lease once the server has spoken, or the request has run out."""
+    """The lease once the server has spoken. LeaseError 504 where the request runs out before."""
     try:
-        while (lease := book.look(id)).state == "Requested":
+        while (lease := book.look(id)).state == "Requested" and not book.closed:
             await book.wait(1.0)
     except asyncio.CancelledError:
         book.release(id)
         raise
+    except LeaseError as error:
+        raise LeaseError(504, "the server has not answered the node in time") from error
     return lease
 
 

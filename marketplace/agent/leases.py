@@ -47,6 +47,9 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     state: State
     fence: int = 0
     gpus: list[str] = []
+    """PCI slots"""
+    uuids: list[str] = []
+    """names by which the GPUs' driver knows them, in the order of `gpus`; empty where the node does not know one"""
     expires_at: int = 0
     revoke_at: int | None = None
     """the engine must be gone by then"""
@@ -58,6 +61,8 @@ class _Entry(msgspec.Struct, kw_only=True):
     started: int
     """when the process began: with its number it is known for certain"""
     lease: Lease
+    gone: bool = False
+    """whether it has ended and its process with it: the server is told until it no longer names the lease"""
 
 
 class LeaseError(Exception):
@@ -81,6 +86,10 @@ class LeaseBook:
             self._entries = msgspec.json.decode(file.read_bytes(), type=dict[str, _Entry])
         self._changes = asyncio.Event()
         self._changed = False
+        self.closed = False
+        """Whether the agent is about to go: nobody waits any more."""
+        self.uuids: dict[str, str] = {}
+        """UUID of the GPU in each PCI slot, as far as they are known"""
 
     def request(self, wanted: Wanted, now: int) -> Lease:
         """Ask for a lease. Raises LeaseError for a process that is not there."""
@@ -120,14 +129,16 @@ class LeaseBook:
     def hear(self, grants: list[LeaseGrant], now: int) -> None:
         """Take the server's word on all leases. One that it no longer names, or grants no more, has been taken away."""
         named = {grant.id: grant for grant in grants}
-        for id, entry in self._entries.items():
+        for id, entry in list(self._entries.items()):
             grant, lease = named.get(id), entry.lease
-            if grant is None or (grant.refused is not None and lease.state == "Held"):
+            if grant is None and entry.gone:
+                del self._entries[id]
+                self._note()
+            elif grant is None or (grant.refused is not None and lease.state == "Held"):
                 if lease.state == "Held" and lease.revoke_at is None:
                     entry.lease = msgspec.structs.replace(lease, revoke_at=now)
                     self._note()
-                continue
-            if grant.refused is not None and lease.state == "Requested":
+            elif grant.refused is not None and lease.state == "Requested":
                 entry.lease = msgspec.structs.replace(lease, state="Refused", refused=grant.refused)
                 self._note()
             elif lease.state in ("Requested", "Held") and grant.gpus:
@@ -137,6 +148,7 @@ class LeaseBook:
                     state="Held",
                     fence=grant.fence,
                     gpus=grant.gpus,
+                    uuids=[self.uuids.get(slot, "") for slot in grant.gpus],
                     expires_at=expires,
                     revoke_at=grant.revoke_at,
                 )
@@ -152,7 +164,9 @@ class LeaseBook:
             alive = processes.started(entry.wanted.pid) == entry.started
             over = lease.expires_at <= now or (lease.revoke_at is not None and lease.revoke_at <= now)
             if lease.state == "Ended" and not alive:
-                del self._entries[id]
+                if not entry.gone:
+                    entry.gone = True
+                    self._note()
             elif lease.state in ("Refused", "Requested") and (over or not alive):
                 del self._entries[id]
                 self._note()
@@ -167,7 +181,7 @@ class LeaseBook:
 
     def held(self) -> frozenset[str]:
         """PCI slots that engines hold, or may still hold because their process lives."""
-        return frozenset(slot for entry in self._entries.values() for slot in entry.lease.gpus)
+        return frozenset(slot for entry in self._entries.values() if not entry.gone for slot in entry.lease.gpus)
 
     def reports(self) -> list[LeaseReport]:
         """All leases for the server."""
@@ -206,6 +220,11 @@ class LeaseBook:
             return
         self._changes.clear()
 
+    def close(self) -> None:
+        """Wake whoever waits: the agent goes. The leases are kept for its next process."""
+        self.closed = True
+        self._changes.set()
+
     def _live(self, id: str) -> _Entry:
         entry = self._entries.get(id)
         if entry is None or entry.lease.state == "Ended":
@@ -214,6 +233,7 @@ class LeaseBook:
 
     def _end(self, entry: _Entry) -> None:
         alive = processes.started(entry.wanted.pid) == entry.started
+        entry.gone = not alive
         entry.lease = msgspec.structs.replace(
             entry.lease, state="Ended", expires_at=0 if alive else entry.lease.expires_at
         )

@@ -112,6 +112,7 @@ async def _run(settings: NodeSettings, credential: Credentials) -> int:
         running.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await running
+        leases.close()
     for driver in drivers.values():
         if isinstance(driver, PodmanDriver):
             await driver.close()

@@ -308,6 +308,7 @@ class Agent:
             self._inventory = inventory
             self._news.set()
         self.keeper.slots = {gpu.uuid: gpu.pci_slot for gpu in inventory.gpus if gpu.uuid}
+        self.leases.uuids = {slot: uuid for uuid, slot in self.keeper.slots.items()}
 
     async def _keep_leases(self) -> None:
         """End engines that outlived their leases, and report what engines ask for."""
