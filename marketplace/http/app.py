@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -22,6 +23,8 @@ Observe = Callable[[str, int], None]
 
 MAX_BODY = 1 << 20
 BODY_SECONDS = 30.0
+LOOK_S = 1.0
+"""How often it is looked whether there are news for somebody who waits."""
 _DRAIN_FACTOR = 8
 THREADS = 8
 HASHING_THREADS = 2
@@ -93,7 +96,16 @@ class Endpoint:
             body=body,
             address=(scope.get("client") or ("",))[0],
         )
-        return await to_thread.run_sync(self._desk.serve, operation, incoming, limiter=self._threads.of(operation))
+        serve = partial(to_thread.run_sync, self._desk.serve, operation, incoming, limiter=self._threads.of(operation))
+        first = answer = await serve()
+        until = asyncio.get_running_loop().time() + first.wait_s
+        while answer.news == first.news and asyncio.get_running_loop().time() < until:
+            await asyncio.sleep(LOOK_S)  # holding neither a thread nor a snapshot
+            later = await serve()
+            if later.status != first.status:
+                break  # too many looks, say: what was seen last is still an answer
+            answer = later
+        return answer
 
 
 async def read_body(receive: Receive) -> bytes:

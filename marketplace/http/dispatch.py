@@ -57,6 +57,9 @@ class Outgoing:
     body: bytes
     rest: Iterator[bytes] | None = None
     """what follows the body, made while it is sent; None for an answer that is whole"""
+    wait_s: int = 0
+    """for how long its caller waits for other news than `news`, if there are none"""
+    news: object = None
 
 
 class Desk:
@@ -131,16 +134,20 @@ class Desk:
         )
         if isinstance(operation.handler, Exports):
             return _export(operation.handler, call, request, {**_FIXED, "X-Request-Id": request_id, **headers})
+        wait_s, news = 0, None
         key = incoming.headers.get(idempotency.HEADER.lower())
         if operation.idempotent and key is not None:
             data = self._once(operation, call, request, parcel.data, idempotency.check_key(key), headers)
         else:
-            data = _wire(self._run(operation, call, request))
+            made = self._run(operation, call, request)
+            wait_s, news = _news(operation, request, made)
+            data = _wire(made)
         told = {**_FIXED, "X-Request-Id": request_id, **headers}
         if operation.response is None:
             del told["Content-Type"]
             return Outgoing(operation.success, told, b"")
-        return Outgoing(operation.success, told, pack(data, version, enveloped=parcel.enveloped))
+        body = pack(data, version, enveloped=parcel.enveloped)
+        return Outgoing(operation.success, told, body, wait_s=wait_s, news=news)
 
     def _admit(
         self, operation: Operation[Any], incoming: Incoming, now: int, headers: dict[str, str]
@@ -230,6 +237,11 @@ class Desk:
         if replayed:
             headers[idempotency.REPLAYED] = "true"
         return orjson.Fragment(answer.encode())
+
+
+def _news(operation: Operation[Any], request: BaseModel, made: BaseModel | None) -> tuple[int, object]:
+    handler = operation.handler
+    return handler.wait(request, made) if isinstance(handler, Reads) and handler.wait is not None else (0, None)
 
 
 def _export(handler: Exports[Any], call: Call, request: BaseModel, told: dict[str, str]) -> Outgoing:

@@ -109,9 +109,14 @@ def rate_limited(retry_after_s: int) -> Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Reads(Generic[Q]):
-    """A handler that looks at one snapshot."""
+    """A handler that looks at one snapshot.
+
+    With `wait` its callers may wait for news: it says for how many seconds a request waits at most, and what of an
+    answer is news once it differs.
+    """
 
     run: Callable[[Call, ReadUnit, Q], BaseModel]
+    wait: Callable[[Q, Any], tuple[int, object]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

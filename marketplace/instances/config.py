@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Literal
 
 import msgspec
@@ -23,14 +22,16 @@ from marketplace.instances.wire import (
     VmConfig,
     Volumes,
 )
+from marketplace.recipes import book
 from marketplace.recipes import service as recipes
+from marketplace.recipes.service import Start
 from marketplace.ssh_keys import service as ssh_keys
+from marketplace.ssh_keys.rules import check_public_key
 from marketplace.ssh_keys.service import UnknownSshKeyError
 from marketplace.store.db import ReadUnit
 from marketplace.users.permissions import Permission
 from marketplace.users.rules import new_password
 
-_KEY = re.compile(r"(ssh-(ed25519|rsa)|ecdsa-sha2-nistp(256|384|521)|sk-[a-z0-9@.-]+) [A-Za-z0-9+/=]+( .*)?")
 _FILE = "file://"
 MAX_PORT = 65_535
 Port = tuple[int, str, int | None]
@@ -59,12 +60,13 @@ def inside(call: Call, unit: ReadUnit, request: RentRequest, mine: Party) -> Ins
 
 
 def _vm(call: Call, unit: ReadUnit, asked: VmConfig, mine: Party, request: RentRequest) -> Inside:
-    image = asked.image_url or ""
+    start = _start(call, unit, asked, request)
+    image = start.image_url or ""
     if not image and request.reuse_environment_id is None:
         raise Refusal(Code.VALIDATION_FAILED, "config: an image_url is missing", param="config")
     path = None
     if image.startswith(_FILE):
-        if Permission.INSTANCES_WRITE_ALL not in call.caller.permissions:
+        if asked.image_url and Permission.INSTANCES_WRITE_ALL not in call.caller.permissions:
             raise Refusal(Code.PERMISSION_DENIED, "Files of nodes are for admins.", param="config")
         image, path = "", image.removeprefix(_FILE)
     keys = _keys(call, unit, asked.ssh_key, mine)
@@ -76,8 +78,21 @@ def _vm(call: Call, unit: ReadUnit, asked: VmConfig, mine: Party, request: RentR
         ssh_keys=keys,
         ports=_ports([*asked.ports, *(request.ports or [])]),
         mounts=_mounts(asked.volumes),
-        secret=Secret(password=None if keys else new_password(call.context.random), user_data=_user_data(asked)),
+        secret=Secret(password=None if keys else new_password(call.context.random), user_data=_user_data(asked, start)),
     )
+
+
+def _start(call: Call, unit: ReadUnit, asked: VmConfig, request: RentRequest) -> Start:
+    """What it begins from: the image that was asked for, or that of the recipe. Refusal: RecipeNotFound."""
+    if asked.image_url or request.recipe is None or request.reuse_environment_id is not None:
+        return Start(asked.image_url, "")
+    caller = call.caller
+    person = caller.user is not None
+    mine = book.usable(user_id=caller.id if person else None, team_id=None if person else caller.id)
+    found = recipes.start_of(unit, request.recipe, mine)
+    if found is None:
+        raise Refusal(Code.RECIPE_NOT_FOUND, "There is no such recipe of a virtual machine.", param="recipe")
+    return found
 
 
 def _container(asked: DockerConfig, request: RentRequest) -> Inside:
@@ -99,11 +114,13 @@ def _container(asked: DockerConfig, request: RentRequest) -> Inside:
     )
 
 
-def _user_data(asked: VmConfig) -> str | None:
-    """The renter's own text for cloud-init; commands without a first line that names their kind are a shell script."""
+def _user_data(asked: VmConfig, start: Start) -> str | None:
+    """The renter's own text for cloud-init, else the recipe's; commands without a first line that names their kind are
+    a shell script."""
     text, url = asked.cloudinit_commands, asked.cloudinit_url
     if text and url:
         raise Refusal(Code.VALIDATION_FAILED, "config: either cloudinit_url or cloudinit_commands", param="config")
+    url = url or (None if text else start.cloudinit_url)
     if url:
         return f"#include\n{url}\n"
     if not text:
@@ -115,10 +132,10 @@ def _keys(call: Call, unit: ReadUnit, asked: SshKeys | None, mine: Party) -> lis
     if asked is None:
         return []
     if isinstance(asked, PublicKeys):
-        for key in asked.keys:
-            if not _KEY.fullmatch(key.strip()):
-                raise Refusal(Code.VALIDATION_FAILED, "config: an SSH key is not a public key", param="config")
-        return [key.strip() for key in asked.keys]
+        try:
+            return [check_public_key(key) for key in asked.keys]
+        except ValueError as error:
+            raise Refusal(Code.VALIDATION_FAILED, f"config: an SSH key: {error}", param="config") from error
     owners = list(dict.fromkeys([(mine.kind, mine.id), (call.caller.kind, call.caller.id)]))
     names = asked.names if isinstance(asked, KeysByName) else None
     ids = asked.ids if isinstance(asked, KeysById) else None

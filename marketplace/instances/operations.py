@@ -71,6 +71,13 @@ def list_instances(call: Call, unit: ReadUnit, request: ListRequest) -> ListAnsw
     )
 
 
+def _news(request: ListRequest, answer: ListAnswer) -> tuple[int, object]:
+    """Whoever waits is answered once an instance comes or goes, or is in another state."""
+    states = [(one.id, one.status, one.virtual_machines, one.containers) for one in answer.instances]
+    told = [(id, status, [vm.state for vm in vms], [box.state for box in boxes]) for id, status, vms, boxes in states]
+    return request.wait_s, told
+
+
 def terminate(call: Call, unit: WriteUnit, request: TerminateRequest) -> TerminateAnswer:
     """End instances; one that failed is dismissed. What is over, or being ended, stays as it is."""
     _check_mask(call, request.mask)
@@ -306,6 +313,7 @@ OPERATIONS: tuple[Operation[Any], ...] = (
             Code.NODE_NOT_FOUND,
             Code.NETWORK_NOT_FOUND,
             Code.RESERVATION_NOT_FOUND,
+            Code.RECIPE_NOT_FOUND,
             Code.VOLUME_NOT_FOUND,
             Code.SSH_KEY_NOT_FOUND,
             Code.CAPACITY_RESERVED,
@@ -330,7 +338,7 @@ OPERATIONS: tuple[Operation[Any], ...] = (
         permission=Permission.INSTANCES_READ,
         versions=_SINCE_V061,
         rate="read",
-        handler=Reads(list_instances),
+        handler=Reads(list_instances, wait=_news),
         example={"selector": {"ByStatus": {"statuses": ["Initializing", "Active"], "scope": "Personal"}}},
         answer={"instances": [_INSTANCE], "next_cursor": None},
         errors=_SEEING,

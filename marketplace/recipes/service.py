@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from sqlalchemy import insert, select
+from sqlalchemy import ColumnElement, case, insert, or_, select
 
 from marketplace.agent.wire import DesiredImage
 from marketplace.nodes import service as nodes
@@ -24,6 +24,26 @@ def tags_of_image(unit: ReadUnit, image_url: str) -> frozenset[str]:
         .where(recipe.c.image_url == image_url, recipe.c.removed_at.is_(None), recipe.c.owner_kind == "none")
     )
     return frozenset(unit.select(wanted).scalars())
+
+
+class Start(msgspec.Struct, frozen=True):
+    """What a virtual machine of a recipe begins from."""
+
+    image_url: str | None
+    cloudinit_url: str
+
+
+def start_of(unit: ReadUnit, name: str, usable: ColumnElement[bool]) -> Start | None:
+    """Return what a recipe, by name or id, says of virtual machines: of those that somebody may use their own comes
+    before that of a team or a provider, and everybody's last."""
+    nearest = case({"user": 0, "team": 1, "provider": 2}, value=recipe.c.owner_kind, else_=3)
+    mine = (usable, recipe.c.removed_at.is_(None), recipe.c.kind == "VirtualMachine")
+    wanted = select(recipe.c.details).where(*mine, or_(recipe.c.name == name, recipe.c.id == name))
+    found = unit.select(wanted.order_by(nearest, recipe.c.id).limit(1)).scalar_one_or_none()
+    if found is None:
+        return None
+    details = msgspec.json.decode(found)
+    return Start(details.get("image_url"), details.get("cloudinit_url") or "")
 
 
 def images(unit: ReadUnit) -> list[DesiredImage]:

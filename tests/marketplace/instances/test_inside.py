@@ -111,6 +111,48 @@ def test_keys_are_given_by_name_by_id_or_written_out(rack: Rack, ada: Caller, of
     assert (refused.status, refused.code) == (404, "SshKeyNotFound")
 
 
+def test_written_out_keys_are_public_keys(rack: Rack, ada: Caller) -> None:
+    node = rack.node()
+    for wrong in (
+        "ssh-ed25519 AAAAC3Nz",  # cut off
+        KEY.replace("ssh-ed25519", "ssh-rsa"),  # of another kind than it says
+        f'command="reboot" {KEY}',
+        "-----BEGIN OPENSSH PRIVATE KEY-----",
+    ):
+        refused = rack.rent(ada, config=vm(ssh_key={"PublicKeys": [wrong]}))
+        assert (refused.status, refused.code, refused.param) == (400, "ValidationFailed", "config"), wrong
+    made = rack.rented(ada, config=vm(ssh_key={"PublicKeys": [f"  {KEY}   ada "]}))
+    assert spec_of(node, made).ssh_keys == [f"{KEY} ada"]
+
+
+def test_a_recipe_says_what_a_machine_begins_from_unless_the_renter_does(
+    rack: Rack, ada: Caller, office: Office
+) -> None:
+    node, admin = rack.node(gpus=4, threads=32), office.person("admin")
+    for who, name, more in ((admin, "ubuntu", {"global": True}), (ada, "ubuntu", {}), (admin, "theirs", {})):
+        words = {"image_url": f"https://images.example/{who.id}/{name}", "cloudinit_url": "https://images.example/init"}
+        body = {"name": name, "details": {"VirtualMachine": words}, **more}
+        assert office.ask("recipes.add", body, who).status == 200
+
+    def begun(who: Caller, recipe: str, **config: str) -> VmSpec:
+        machine = rack.rented(who, config={"VirtualMachine": config}, recipe=recipe)
+        found = spec_of(node, machine)
+        rack.terminate(who, machine)
+        node.clean()
+        return found
+
+    mine = begun(ada, "ubuntu")
+    assert mine.image_url == f"https://images.example/{ada.id}/ubuntu", "one's own comes before everybody's"
+    assert mine.user_data == "#include\nhttps://images.example/init\n"
+    assert begun(ada, "ubuntu", cloudinit_commands="ls").user_data == "#!/bin/sh\nls\n"
+    stranger = office.person(balance=1000 * NANO)
+    assert begun(stranger, "ubuntu").image_url == f"https://images.example/{admin.id}/ubuntu"
+    assert begun(stranger, "a note", image_url=IMAGE).image_url == IMAGE
+    for unknown in ("theirs", "none"):
+        refused = rack.rent(stranger, config={"VirtualMachine": {}}, recipe=unknown)
+        assert (refused.status, refused.code, refused.param) == (404, "RecipeNotFound", "recipe")
+
+
 def test_a_shape_of_one_s_own_is_remembered_once(rack: Rack, office: Office) -> None:
     node = rack.node()
     people = rack.operator()
