@@ -1,4 +1,4 @@
-"""Types of machines and their variants."""
+"""Types of machines and their variants. Every change raises their epoch in the same transaction."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from sqlalchemy import insert, select, update
 from marketplace.catalog.tables import instance_type, instance_variant
 from marketplace.nodes.tables import node
 from marketplace.placement.capacity import Amount, CpuPolicy
+from marketplace.store import epochs
 from marketplace.store.db import ReadUnit, WriteUnit
 
 PPM = 1_000_000
@@ -72,6 +73,7 @@ def add_type(unit: WriteUnit, made: InstanceType, now: int) -> None:
         raise NameTakenError(made.name)
     else:
         unit.execute(update(instance_type).where(instance_type.c.name == made.name).values(**values))
+    epochs.bump(unit, epochs.CATALOG)
 
 
 def add_variant(unit: WriteUnit, made: Variant, now: int) -> None:
@@ -86,6 +88,7 @@ def add_variant(unit: WriteUnit, made: Variant, now: int) -> None:
         raise NameTakenError(made.name)
     else:
         unit.execute(update(instance_variant).where(instance_variant.c.name == made.name).values(**values))
+    epochs.bump(unit, epochs.CATALOG)
 
 
 def change_type(unit: WriteUnit, changed: InstanceType) -> None:
@@ -93,11 +96,13 @@ def change_type(unit: WriteUnit, changed: InstanceType) -> None:
     unit.execute(
         update(instance_type).where(instance_type.c.name == changed.name).values(**msgspec.structs.asdict(changed))
     )
+    epochs.bump(unit, epochs.CATALOG)
 
 
 def change_variant(unit: WriteUnit, changed: Variant) -> None:
     """Write a variant. What runs keeps the shape and the price that it was rented at."""
     unit.execute(update(instance_variant).where(instance_variant.c.name == changed.name).values(**_columns(changed)))
+    epochs.bump(unit, epochs.CATALOG)
 
 
 def remove_type(unit: WriteUnit, name: str, now: int) -> None:
@@ -107,11 +112,13 @@ def remove_type(unit: WriteUnit, name: str, now: int) -> None:
         raise InUseError(name)
     unit.execute(update(instance_type).where(instance_type.c.name == name).values(removed_at=now))
     unit.execute(update(instance_variant).where(instance_variant.c.type_name == name, _OFFERED).values(removed_at=now))
+    epochs.bump(unit, epochs.CATALOG)
 
 
 def remove_variant(unit: WriteUnit, name: str, now: int) -> None:
     """Offer a variant no more."""
     unit.execute(update(instance_variant).where(instance_variant.c.name == name).values(removed_at=now))
+    epochs.bump(unit, epochs.CATALOG)
 
 
 def types(unit: ReadUnit, names: Collection[str] | None = None) -> dict[str, InstanceType]:

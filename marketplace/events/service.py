@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from sqlalchemy import insert, select
+from sqlalchemy import select
 
 from marketplace.events.tables import event
 from marketplace.http.pagination import newest_first
@@ -44,20 +44,19 @@ def record(
     random: Random,
 ) -> None:
     """Add one line."""
-    unit.execute(
-        insert(event).values(
-            id=new_id(now, random),
-            at=now,
-            action=action,
-            actor_kind=actor_kind,
-            actor_id=actor_id,
-            credential_id=credential_id,
-            owner_id=owner_id,
-            subject_id=subject_id,
-            detail=msgspec.json.encode(detail).decode(),
-            request_id=request_id,
-        )
-    )
+    row = {
+        "id": new_id(now, random),
+        "at": now,
+        "action": action,
+        "actor_kind": actor_kind,
+        "actor_id": actor_id,
+        "credential_id": credential_id,
+        "owner_id": owner_id,
+        "subject_id": subject_id,
+        "detail": msgspec.json.encode(detail).decode(),
+        "request_id": request_id,
+    }
+    unit.insert_rows(event, [row])
 
 
 def list_events(unit: ReadUnit, *, owner_id: str | None, cursor: str | None, limit: int) -> list[Event]:

@@ -4,9 +4,10 @@ what; then the handler under its unit of work. The only place where an exception
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import orjson
 from pydantic import BaseModel, ValidationError
@@ -17,15 +18,29 @@ from marketplace.http import idempotency, sheets, versions
 from marketplace.http.envelope import VERSION_HEADER, Parcel, pack, unpack
 from marketplace.http.errors import Code, Refusal, render
 from marketplace.http.limits import RateClass, Verdict, rates
-from marketplace.http.operation import Call, Context, Exports, Keyed, Operation, Reads, Writes, rate_limited
+from marketplace.http.operation import (
+    Call,
+    Context,
+    Exports,
+    Keyed,
+    Operation,
+    OvertakenError,
+    Planned,
+    Reads,
+    Writes,
+    rate_limited,
+)
 from marketplace.http.principal import Principal, resolve
 from marketplace.store.db import WriteUnit
 from marketplace.store.ids import new_id
 from marketplace.users import service as users
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 MAX_DETAILS = 10
+MAX_PLANS = 10
+"""So often something is planned for one request before its caller is told to come back."""
 _FIXED = {
     "Content-Type": "application/json",
     "Cache-Control": "no-store",
@@ -202,10 +217,42 @@ class Desk:
                 return handler.run(call, unit, request)
         if isinstance(handler, Writes):
             return database.transact(lambda unit: _write(handler, call, unit, request))
+        if isinstance(handler, Planned):
+            return self._planned(handler, call, request, lambda unit, plan: _write(handler, call, unit, request, plan))
         if isinstance(handler, Keyed):
             return handler.run(call, request, None)[0]
         assert not isinstance(handler, Exports), "an export is no model"
         return handler.run(call, request)
+
+    def _planned(
+        self,
+        handler: Planned[Any, Any],
+        call: Call,
+        request: BaseModel,
+        work: Callable[[WriteUnit, Any], T],
+        *,
+        repeated: bool = False,
+    ) -> T:
+        """Plan on a snapshot and do the work with the plan, again for as often as others are faster. Where a request
+        may be `repeated`, a refusal is handed on like a plan: the first of them may have been answered meanwhile.
+        Refusal, ServiceUnavailable too."""
+        database = self._context.database
+        overtaken: OvertakenError | None = None
+        for _ in range(MAX_PLANS):
+            plan: Any
+            try:
+                with database.read() as unit:
+                    plan = handler.plan(call, unit, request)
+            except Refusal as refusal:
+                if not repeated:
+                    raise
+                plan = refusal
+            try:
+                return database.transact(partial(_with_plan, work, plan))
+            except OvertakenError as error:
+                overtaken = error
+        log.warning("request %s: %d plans were overtaken", call.request_id, MAX_PLANS, exc_info=overtaken)
+        raise _busy()
 
     def _once(
         self,
@@ -222,18 +269,21 @@ class Desk:
             made, known = handler.run(call, request, key)
             headers.update({idempotency.REPLAYED: "true"} if known else {})
             return _wire(made)
-        assert isinstance(handler, Writes), "only writes are idempotent"
+        assert isinstance(handler, Writes | Planned), "only writes are idempotent"
         asked = idempotency.request_hash(operation.name, call.version, data)
 
-        def work(unit: WriteUnit) -> tuple[str, bool]:
+        def work(unit: WriteUnit, plan: Any = None) -> tuple[str, bool]:
             kept = idempotency.claim(unit, caller.id, key, asked, call.now)
             if kept is not None:
                 return kept, True
-            answer = orjson.dumps(_wire(_write(handler, call, unit, request))).decode()
+            answer = orjson.dumps(_wire(_write(handler, call, unit, request, plan))).decode()
             idempotency.keep(unit, caller.id, key, answer)
             return answer, False
 
-        answer, replayed = self._context.database.transact(work)
+        if isinstance(handler, Planned):
+            answer, replayed = self._planned(handler, call, request, work, repeated=True)
+        else:
+            answer, replayed = self._context.database.transact(work)
         if replayed:
             headers[idempotency.REPLAYED] = "true"
         return orjson.Fragment(answer.encode())
@@ -252,12 +302,22 @@ def _export(handler: Exports[Any], call: Call, request: BaseModel, told: dict[st
     return Outgoing(200, {**told, **shape}, first, parts)
 
 
-def _write(handler: Writes[Any], call: Call, unit: WriteUnit, request: BaseModel) -> BaseModel | None:
+def _with_plan(work: Callable[[WriteUnit, Any], T], plan: Any, unit: WriteUnit) -> T:
+    return work(unit, plan)
+
+
+def _write(
+    handler: Writes[Any] | Planned[Any, Any], call: Call, unit: WriteUnit, request: BaseModel, plan: Any = None
+) -> BaseModel | None:
     """Run a write for somebody who is still there: they were known before the transaction began, and may have been
     erased since. Nothing of theirs is made after that."""
+    if isinstance(plan, Refusal):
+        raise plan
     person = None if call.principal is None else call.principal.user
     if person is not None and not users.stays(unit, person.id):
         raise sessions.invalid_token()
+    if isinstance(handler, Planned):
+        return handler.run(call, unit, request, plan)
     return handler.run(call, unit, request)
 
 

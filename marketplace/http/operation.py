@@ -9,6 +9,7 @@ from typing import Any, Generic, Literal, TypeVar
 from pydantic import BaseModel
 
 from marketplace.auth.oauth_issuer import Issuer
+from marketplace.catalog.board import BoardCache
 from marketplace.events import service as events
 from marketplace.http.errors import Code, Refusal
 from marketplace.http.limits import Buckets, Rate, RateClass
@@ -17,6 +18,7 @@ from marketplace.http.versions import ALL
 from marketplace.http.wire import Json
 from marketplace.payments.manual import ManualProvider
 from marketplace.payments.port import PaymentProvider
+from marketplace.placement.fleet import Fleet
 from marketplace.settings.cache import SettingsCache
 from marketplace.settings.rules import AppSettings
 from marketplace.store.db import Clock, Database, ReadUnit, WriteUnit
@@ -25,6 +27,7 @@ from marketplace.store.vault import Vault
 from marketplace.users.permissions import Permission
 
 Q = TypeVar("Q", bound=BaseModel)
+P = TypeVar("P")
 Method = Literal["GET", "POST", "PUT"]
 
 
@@ -42,6 +45,8 @@ class Context:
     public_url: str = "http://127.0.0.1:8000"
     """where people and clients reach this server, without a slash at the end; what links in mails begin with"""
     settings: SettingsCache = field(default_factory=SettingsCache)
+    board: BoardCache = field(default_factory=BoardCache)
+    fleet: Fleet = field(default_factory=Fleet)
     payments: PaymentProvider = field(default_factory=ManualProvider)
     oauth: Mapping[str, Issuer] = field(default_factory=dict)
     """issuers at which people may sign in, by the names that people know them by"""
@@ -126,6 +131,19 @@ class Writes(Generic[Q]):
     run: Callable[[Call, WriteUnit, Q], BaseModel | None]
 
 
+class OvertakenError(Exception):
+    """Others changed what a plan was made from; another one has to be made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned(Generic[Q, P]):
+    """A handler that Writes, with a short transaction: what it will write is planned on a snapshot before, without a
+    lock. `run` makes sure that the plan still holds; where it raises OvertakenError, it is planned and run again."""
+
+    plan: Callable[[Call, ReadUnit, Q], P]
+    run: Callable[[Call, WriteUnit, Q, P], BaseModel]
+
+
 @dataclass(frozen=True, slots=True)
 class Steps(Generic[Q]):
     """A handler that opens its own units, because something slow lies between them, or a refusal must leave a trace."""
@@ -182,14 +200,14 @@ class Operation(Generic[Q]):
     versions: tuple[str, ...] = ALL
     rate: RateClass
     idempotent: bool = False
-    """whether `Idempotency-Key` is honoured: by the desk for a handler that Writes and whose answer holds no secret, by
-    the handler itself where it is Keyed"""
+    """whether `Idempotency-Key` is honoured: by the desk for a handler that Writes, or is Planned, and whose answer
+    holds no secret, by the handler itself where it is Keyed"""
     headers: Mapping[str, str] = field(default_factory=dict)
     """headers of its own that it must be sent, and what they say"""
     opaque: bool = False
     """whether the body is somebody else's format: it is not read, and the handler finds it in `Call.raw`"""
     success: int = 200
-    handler: Reads[Q] | Writes[Q] | Steps[Q] | Keyed[Q] | Exports[Q]
+    handler: Reads[Q] | Writes[Q] | Planned[Q, Any] | Steps[Q] | Keyed[Q] | Exports[Q]
     example: Mapping[str, Any]
     """a request that the request model accepts"""
     answer: Mapping[str, Any] | None
@@ -200,4 +218,6 @@ class Operation(Generic[Q]):
     """the MCP tool that calls it, where it has one"""
 
     def __post_init__(self) -> None:
-        assert not self.idempotent or isinstance(self.handler, Writes | Keyed), f"{self.name}: it cannot be repeated"
+        assert not self.idempotent or isinstance(self.handler, Writes | Planned | Keyed), (
+            f"{self.name}: it cannot be repeated"
+        )

@@ -10,14 +10,14 @@ from sqlalchemy import select
 
 from marketplace.events.transitions import Scene, actor_of
 from marketplace.http.errors import Code, Refusal
-from marketplace.http.operation import Call, Operation, Reads, Tool, Writes
+from marketplace.http.operation import Call, Operation, Planned, Reads, Tool, Writes
 from marketplace.http.pagination import next_cursor
 from marketplace.http.versions import ALL
 from marketplace.http.wire import Id, Json, Wire
 from marketplace.instances import life, selection
 from marketplace.instances.answers import InstanceAnswer, answers
 from marketplace.instances.life import PUBLIC
-from marketplace.instances.rent import rent
+from marketplace.instances.rent import Plan, plan, rent
 from marketplace.instances.rules import Action, asked, state_of
 from marketplace.instances.tables import instance
 from marketplace.instances.wire import (
@@ -54,9 +54,9 @@ class TerminateAnswer(Wire):
     terminated: list[InstanceAnswer]
 
 
-def rent_instance(call: Call, unit: WriteUnit, request: RentRequest) -> RentAnswer:
+def rent_instance(call: Call, unit: WriteUnit, request: RentRequest, planned: Plan) -> RentAnswer:
     """Rent an instance."""
-    return RentAnswer(instance_ids=[rent(call, unit, request)])
+    return RentAnswer(instance_ids=[rent(call, unit, request, planned)])
 
 
 def list_instances(call: Call, unit: ReadUnit, request: ListRequest) -> ListAnswer:
@@ -288,7 +288,7 @@ OPERATIONS: tuple[Operation[Any], ...] = (
         rate="rent",
         idempotent=True,
         success=201,
-        handler=Writes(rent_instance),
+        handler=Planned(plan, rent_instance),
         example={
             "selector": {"ByInstanceTypeAndLocation": {"instance_type": "h200-141gb.1", "datacenters": ["eu-1"]}},
             "config": {

@@ -1,5 +1,10 @@
-"""Renting: from what is asked for to a place, a price, and a machine that its node is told to make. All of it happens
-in one transaction, or nothing."""
+"""Renting: from what is asked for to a place, a price, and a machine that its node is told to make.
+
+It is planned first, on a snapshot and without a lock: what is asked for, where it goes, what it costs, and every row
+that depends on nothing else. Then it is written, all of it in one transaction or nothing. What a plan was made from may
+have changed meanwhile: the node's generation, the epochs of what is on offer and the renter's standing are compared
+where nobody can change them any more, and if one differs, the plan is made again there.
+"""
 
 from __future__ import annotations
 
@@ -7,302 +12,152 @@ import hashlib
 from typing import Any
 
 import msgspec
-from sqlalchemy import insert
+from sqlalchemy.exc import IntegrityError
 
-from marketplace.accounts import service as accounts
-from marketplace.catalog import datacenters
 from marketplace.catalog import service as catalog
-from marketplace.catalog.service import Variant
 from marketplace.environments import service as environments
 from marketplace.environments.service import EnvironmentGoneError
 from marketplace.events.transitions import Scene, actor_of, begun
-from marketplace.http.acting import Party, party
+from marketplace.http.acting import party
 from marketplace.http.errors import Code, Refusal
-from marketplace.http.operation import Call
+from marketplace.http.operation import Call, OvertakenError
 from marketplace.instances import secrets
-from marketplace.instances.config import Inside, inside
+from marketplace.instances.deal import Deal, gone, understand
 from marketplace.instances.naming import new_name
 from marketplace.instances.no_place import refuse
 from marketplace.instances.rules import MACHINE
 from marketplace.instances.specs import Config
+from marketplace.instances.standing import standing
 from marketplace.instances.tables import instance, instance_tag
-from marketplace.instances.wire import (
-    ByInstanceTypeAndLocation,
-    ByNodeWithResources,
-    ExistingReservation,
-    NewReservation,
-    RentRequest,
-    Resources,
-)
+from marketplace.instances.wire import ExistingReservation, NewReservation, RentRequest
 from marketplace.ledger.book import InsufficientFundsError
 from marketplace.networks import service as networks
 from marketplace.networks.service import NoAddressError, NoPortError
-from marketplace.nodes import service as nodes
+from marketplace.networks.tables import port_lease
 from marketplace.placement import claims
-from marketplace.placement.choose import NoPlace, Placement, Wanted
-from marketplace.placement.place import CrowdedError, place
+from marketplace.placement.choose import NoPlace, Placement
+from marketplace.placement.place import look
 from marketplace.presets import service as presets
 from marketplace.presets.service import Shape
-from marketplace.providers import service as providers
-from marketplace.quotas import service as quotas
 from marketplace.reservations import service as reservations
 from marketplace.reservations.service import UnknownReservationError, UnknownTypeError
-from marketplace.settings import service as settings
-from marketplace.settings.rules import AppSettings
 from marketplace.store.db import ReadUnit, WriteUnit
 from marketplace.store.ids import new_id
-from marketplace.users.permissions import Permission
 from marketplace.volumes import service as volumes
 from marketplace.volumes.service import UnknownVolumeError, VolumeBusyError
 
 USERNAME = "ubuntu"
 
 
-class Deal(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that was found out about a request before it was placed."""
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """A rental, ready to be written."""
 
-    call: Call
-    request: RentRequest
-    party: Party
-    scene: Scene
-    app: AppSettings
-    variant: Variant | None
-    inside: Inside
-    wanted: Wanted
+    deal: Deal
+    placed: Placement
+    cost: int
+    """nano-units an hour"""
+    row: dict[str, Any]
+    """of the instance"""
+    ports: list[dict[str, Any]]
+    """rows that publish its ports"""
+
+    @property
+    def prepaid(self) -> bool:
+        """Whether it is paid for by something else than its renter's balance."""
+        request = self.deal.request
+        return request.billing_exempt or self.placed.quota_id is not None or request.reservation is not None
 
 
-def rent(call: Call, unit: WriteUnit, request: RentRequest) -> str:
-    """Rent an instance and return its id. Refusal."""
-    deal = _understand(call, unit, request)
-    placed = _place(unit, deal)
-    kind = None if placed.node.instance_type is None else catalog.types(unit, [placed.node.instance_type])
-    cost = _cost(deal, placed, (kind or {}).get(placed.node.instance_type or ""))
-    free = request.billing_exempt or placed.quota_id is not None
-    if not free and request.reservation is None:
-        _check_funds(unit, deal.party.account_id, cost)
-    instance_id = new_id(call.now, call.context.random)
-    row = _row(unit, deal, placed, instance_id, cost)
-    unit.execute(insert(instance).values(**row))
-    unit.insert_rows(instance_tag, [{"instance_id": instance_id, "tag": tag} for tag in request.tags])
-    claims.take(unit, instance_id, placed, call.now, cpu_policy=deal.wanted.cpu_policy)
-    begun(unit, MACHINE, instance_id, "Initializing", "rent", deal.scene, owner_id=deal.party.id)
-    _connect(unit, deal, placed, instance_id)
+def plan(call: Call, unit: ReadUnit, request: RentRequest) -> Plan:
+    """Work out a rental; nothing is written. Refusal."""
+    deal = understand(call, unit, request)
+    placed = look(unit, call.context.fleet, deal.wanted, call.now)
+    if isinstance(placed, NoPlace):
+        refuse(deal.wanted, placed)
+    cost = _cost(deal, placed)
+    row = _row(deal, placed, cost)
+    made = Plan(deal=deal, placed=placed, cost=cost, row=row, ports=_ports(unit, deal, placed, str(row["id"])))
+    if not made.prepaid and not deal.standing.covers(cost):
+        raise _poor()
+    return made
+
+
+def rent(call: Call, unit: WriteUnit, request: RentRequest, planned: Plan) -> str:
+    """Write a rental and return the instance's id. Refusal; OvertakenError when it has to be planned on another
+    snapshot."""
+    made = _seize(call, unit, request, planned)
+    deal, placed, instance_id = made.deal, made.placed, str(made.row["id"])
+    scene = Scene(actor_of(call), call.now, call.context.random)
+    claims.reclaim(unit, placed, call.now)
+    try:
+        with unit.together():
+            unit.insert_rows(instance, [made.row])
+            unit.insert_rows(instance_tag, [{"instance_id": instance_id, "tag": tag} for tag in request.tags])
+            claims.take(unit, instance_id, placed, call.now, cpu_policy=deal.wanted.cpu_policy)
+            begun(unit, MACHINE, instance_id, "Initializing", "rent", scene, owner_id=deal.party.id)
+            unit.insert_rows(port_lease, made.ports)
+    except IntegrityError as error:
+        # The unique indexes have the last word on who has what: a port of an address that several nodes share.
+        raise OvertakenError("somebody else has what was chosen") from error
+    _connect(unit, made, scene)
     if request.reuse_environment_id is not None:
-        owner = deal.party.id
-        environments.claim(
-            unit, request.reuse_environment_id, deal.party.account_id, instance_id, deal.scene, owner_id=owner
-        )
-    nodes.touch(unit, placed.node.id)
+        _reuse(unit, deal, request.reuse_environment_id, instance_id, scene)
     if deal.variant is None and call.caller.user is not None:
         wanted = deal.wanted
         shape = Shape(placed.node.instance_type, wanted.gpus, wanted.vcpu, wanted.dram, wanted.disk)
         presets.capture(unit, call.caller.id, shape, now=call.now, random=call.context.random)
-    _reserve(unit, deal, placed, instance_id, cost)  # the ledger's locks come last
+    _reserve(unit, made, scene)  # the ledger's locks come last
     return instance_id
 
 
-def _understand(call: Call, unit: WriteUnit, request: RentRequest) -> Deal:
-    """Check everything that does not depend on where it goes."""
-    mine = party(call, unit, request.team_id)
-    admin = Permission.INSTANCES_WRITE_ALL in call.caller.permissions
-    terms = request.reservation
-    if not admin and (request.billing_exempt or (isinstance(terms, NewReservation) and terms.new.billing_exempt)):
-        raise Refusal(Code.PERMISSION_DENIED, "Only admins rent without being charged.", param="billing_exempt")
-    app = settings.current(unit)
-    variant = _variant(unit, request)
-    within = inside(call, unit, request, mine)
-    wanted = _wanted(call, unit, request, mine, app, variant, within)
-    scene = Scene(actor_of(call), call.now, call.context.random)
-    return Deal(
-        call=call, request=request, party=mine, scene=scene, app=app, variant=variant, inside=within, wanted=wanted
-    )
+def _seize(call: Call, unit: WriteUnit, request: RentRequest, planned: Plan) -> Plan:
+    """Lock the node of a plan that still holds, or of another that is made under the lock. Refusal, OvertakenError."""
+    node = planned.placed.node
+    if _holds(call, unit, request, planned) and claims.seize(unit, node.id, node.generation):
+        return planned
+    claims.queue(unit, node.id)  # who was overtaken once stands in line, and is not again
+    made = plan(call, unit, request)
+    now = made.placed.node
+    if now.id != node.id and unit.dialect == "postgresql":
+        # A second node's lock while the first is held: somebody may hold them the other way round.
+        raise OvertakenError(f"node {node.id} was taken")
+    if not claims.seize(unit, now.id, now.generation):
+        raise OvertakenError(f"node {now.id} takes nothing new")
+    return made
 
 
-def _variant(unit: ReadUnit, request: RentRequest) -> Variant | None:
-    selector = request.selector
-    if isinstance(selector, ByNodeWithResources):
-        if request.cpu_sharing_policy is None:
-            raise Refusal(
-                Code.CPU_SHARING_POLICY_REQUIRED,
-                "A custom rental states how it uses CPUs: Dedicated or Packed.",
-                param="cpu_sharing_policy",
-            )
-        if request.cpu_sharing_policy == "Shared":
-            raise Refusal(
-                Code.SHARED_POLICY_RESERVED, "Shared CPUs are for variants with MIG.", param="cpu_sharing_policy"
-            )
-        return None
-    name = selector.wanted.instance_type
-    found = catalog.variant(unit, name)
-    if found is None:
-        raise Refusal(Code.INSTANCE_TYPE_NOT_FOUND, "There is no such variant on offer.", param="selector")
-    return found
+def _holds(call: Call, unit: WriteUnit, request: RentRequest, planned: Plan) -> bool:
+    """Whether what the plan was made from, apart from its node, is still so. Refusal when the renter may not, or cannot
+    pay any more."""
+    deal = planned.deal
+    if request.team_id is not None and party(call, unit, request.team_id) != deal.party:
+        return False
+    stands = standing(unit, deal.party.account_id, call.now)
+    if not stands.agrees(deal.standing):
+        return False
+    if not planned.prepaid and not stands.covers(planned.cost):
+        raise _poor()
+    return True
 
 
-def _wanted(
-    call: Call,
-    unit: WriteUnit,
-    request: RentRequest,
-    mine: Party,
-    app: AppSettings,
-    variant: Variant | None,
-    within: Inside,
-) -> Wanted:
-    selector = request.selector
-    admin = Permission.INSTANCES_WRITE_ALL in call.caller.permissions
-    operated = providers.provider_of(unit, call.caller.id)
-    held = quotas.held_nodes(unit, [mine.account_id], call.now)
-    node_id = None if isinstance(selector, ByInstanceTypeAndLocation) else selector.wanted.node_id
-    if isinstance(selector, ByNodeWithResources):
-        _may_customise(unit, app, selector, admin, None if operated is None else operated.id, held)
-    places = _places(unit, selector)
-    node_id, places = _where_its_disks_are(unit, request, mine, within, node_id, places, call.now)
-    manual = request.manual_numa_config
-    if isinstance(selector, ByNodeWithResources):
-        manual = selector.wanted.resources.manual_numa_config or manual
-    if manual is not None and not admin:
-        raise Refusal(Code.PERMISSION_DENIED, "Only admins choose CPUs and GPUs.", param="manual_numa_config")
-    shape: Any = variant
-    if isinstance(selector, ByNodeWithResources):
-        shape = _custom(selector.wanted.resources)
-    tags = frozenset() if request.reuse_environment_id else within.image_tags
-    return Wanted(
-        kind=within.kind,
-        gpus=shape.gpu_count,
-        mig_profile=shape.mig_profile,
-        vcpu=shape.vcpu,
-        dram=shape.dram,
-        disk=shape.disk,
-        cpu_policy=request.cpu_sharing_policy or shape.cpu_policy,
-        overcommit=shape.overcommit,
-        node_id=node_id,
-        instance_type=None if variant is None else variant.type_name,
-        datacenters=places,
-        accounts=frozenset({mine.account_id}),
-        walled=bool(held),
-        auto_assign_quota_nodes=app.auto_assign_quota_nodes,
-        require_coverage=request.require_quota_coverage,
-        operates=None if admin else frozenset() if operated is None else frozenset({operated.id}),
-        image_tags=tags,
-        gpu_numbers=None if manual is None or manual.gpu_indices is None else tuple(manual.gpu_indices),
-        cpu_ids=None if manual is None or manual.cpu_ids is None else tuple(manual.cpu_ids),
-    )
-
-
-class _Custom(msgspec.Struct, frozen=True):
-    """A custom shape, with the members of a variant."""
-
-    gpu_count: int
-    vcpu: int
-    dram: int
-    disk: int
-    mig_profile: str | None = None
-    cpu_policy: str = "Dedicated"
-    overcommit: bool = False
-
-
-def _custom(asked: Resources) -> _Custom:
-    return _Custom(asked.gpu, asked.vcpu, asked.dram, asked.disk)
-
-
-def _may_customise(
-    unit: ReadUnit,
-    app: AppSettings,
-    selector: ByNodeWithResources,
-    admin: bool,
-    provider_id: str | None,
-    held: frozenset[str],
-) -> None:
-    if not app.allow_custom_instances:
-        raise Refusal(Code.CUSTOM_INSTANCES_DISABLED, "Custom instances are switched off here.", param="selector")
-    row = nodes.find(unit, selector.wanted.node_id)
-    operates = row is not None and provider_id is not None and row.provider_id == provider_id
-    if not (admin or operates or selector.wanted.node_id in held):
-        raise Refusal(
-            Code.NOT_NODE_OPERATOR,
-            "Custom instances are for admins, the node's provider, and who holds an allocation on it.",
-            param="selector",
-        )
-
-
-def _places(unit: ReadUnit, selector: Any) -> frozenset[str] | None:
-    if not isinstance(selector, ByInstanceTypeAndLocation) or selector.wanted.datacenters is None:
-        return None
-    names = selector.wanted.datacenters
-    found = datacenters.by_name(unit, names)
-    missing = sorted({name.casefold() for name in names} - {one.name.casefold() for one in found})
-    if missing:
-        raise Refusal(Code.DATACENTER_NOT_FOUND, f"There is no datacenter {missing[0]}.", param="selector")
-    return frozenset(one.id for one in found)
-
-
-def _where_its_disks_are(
-    unit: WriteUnit,
-    request: RentRequest,
-    mine: Party,
-    within: Inside,
-    node_id: str | None,
-    places: frozenset[str] | None,
-    now: int,
-) -> tuple[str | None, frozenset[str] | None]:
-    """Narrow the places down to where its saved disk and its volumes are."""
-    if request.reuse_environment_id is not None:
-        if within.kind != "VirtualMachine":
-            raise _gone("A container has no saved disk.")
-        try:
-            kept = environments.find(unit, request.reuse_environment_id, mine.account_id, now)
-        except EnvironmentGoneError as error:
-            raise _gone("The disk of this environment no longer exists.") from error
-        if node_id not in (None, kept.node_id):
-            raise _gone("The disk of this environment is on another node.")
-        node_id = kept.node_id
-    if within.mounts:
-        try:
-            homes, holder = volumes.home_of(unit, mine.account_id, [name for name, _ in within.mounts])
-        except UnknownVolumeError as error:
-            raise Refusal(Code.VOLUME_NOT_FOUND, "There is no such volume.", param="config") from error
-        except VolumeBusyError as error:
-            raise Refusal(Code.VOLUME_ATTACHED, str(error), param="config") from error
-        places = homes if places is None else places & homes
-        if holder is not None and node_id not in (None, holder):
-            raise Refusal(Code.VOLUME_ATTACHED, "The volume is on another node.", param="config")
-        node_id = node_id or holder
-    return node_id, places
-
-
-def _place(unit: WriteUnit, deal: Deal) -> Placement:
-    try:
-        found = place(unit, deal.wanted, deal.call.now)
-    except CrowdedError as error:
-        raise Refusal(
-            Code.SERVICE_UNAVAILABLE, "Others rent there right now.", headers=(("Retry-After", "1"),)
-        ) from error
-    if isinstance(found, NoPlace):
-        refuse(deal.wanted, found)
-    return found
-
-
-def _cost(deal: Deal, placed: Placement, kind: catalog.InstanceType | None) -> int:
+def _cost(deal: Deal, placed: Placement) -> int:
     """What it costs an hour, in nano-units."""
     if deal.variant is not None:
         return deal.variant.cost_per_hour
+    kind = deal.board.types.get(placed.node.instance_type or "")
     if kind is None:
         raise Refusal(Code.INSTANCE_TYPE_NOT_FOUND, "The node has no type, and so no price.", param="selector")
     return catalog.custom_cost(kind, placed.node.capacity, placed.amount)
 
 
-def _check_funds(unit: ReadUnit, account_id: str, cost: int) -> None:
-    state = accounts.get(unit, account_id)
-    if not state.unlimited and (state.available < cost or state.available <= 0 < cost):
-        raise _poor()
-
-
-def _row(unit: ReadUnit, deal: Deal, placed: Placement, instance_id: str, cost: int) -> dict[str, Any]:
+def _row(deal: Deal, placed: Placement, cost: int) -> dict[str, Any]:
     call, request, wanted, within = deal.call, deal.request, deal.wanted, deal.inside
     context = call.context
+    instance_id = new_id(call.now, context.random)
     token = context.random(32).hex()
     sealed = msgspec.structs.replace(within.secret, token=token)
     return {
+        **_BEGIN,
         "id": instance_id,
         "name": request.name or new_name(context.random),
         "account_id": deal.party.account_id,
@@ -327,21 +182,9 @@ def _row(unit: ReadUnit, deal: Deal, placed: Placement, instance_id: str, cost: 
         "username": USERNAME if within.kind == "VirtualMachine" else "",
         "has_password": within.secret.password is not None,
         "ssh_key_auth": bool(within.ssh_keys),
-        "status": "Initializing",
-        "failing": False,
-        "want": "Running",
-        "gen": 1,
-        "reset_seq": 0,
-        "gen_applied": 0,
-        "reset_applied": 0,
-        "phase": "",
-        "power": "",
-        "missing_rounds": 0,
-        "addresses": "[]",
-        "memory_kb": None,
         "created_at": call.now,
         "cost_per_hour": cost,
-        "provider_share": deal.app.provider_share,
+        "provider_share": deal.board.settings.provider_share,
         "billing_exempt": request.billing_exempt,
         "quota_id": placed.quota_id,
         "reuse_environment_id": request.reuse_environment_id,
@@ -349,47 +192,64 @@ def _row(unit: ReadUnit, deal: Deal, placed: Placement, instance_id: str, cost: 
     }
 
 
-def _connect(unit: WriteUnit, deal: Deal, placed: Placement, instance_id: str) -> None:
-    """Give it ports, an address and volumes."""
-    call = deal.call
-    home = datacenters.find(unit, placed.node.datacenter_id)
-    node_row = nodes.find(unit, placed.node.id)
+_BEGIN: dict[str, Any] = {
+    **dict.fromkeys(column.name for column in instance.columns),
+    "status": "Initializing",
+    "failing": False,
+    "want": "Running",
+    "gen": 1,
+    "reset_seq": 0,
+    "gen_applied": 0,
+    "reset_applied": 0,
+    "phase": "",
+    "power": "",
+    "missing_rounds": 0,
+    "addresses": "[]",
+}
+"""What every instance begins with."""
+
+
+def _ports(unit: ReadUnit, deal: Deal, placed: Placement, instance_id: str) -> list[dict[str, Any]]:
+    """Where its ports are published; a virtual machine's SSH among them."""
+    node, call = placed.node, deal.call
+    home = deal.board.datacenters[node.datacenter_id]
+    if home.tunnel == "none":
+        return []
     guests = list(deal.inside.ports)
     ssh = (22, "tcp", None)
     if deal.inside.kind == "VirtualMachine" and not any(guest[:2] == ssh[:2] for guest in guests):
         guests.insert(0, ssh)
     try:
-        if home.tunnel != "none":
-            networks.lease_ports(
-                unit,
-                instance_id,
-                placed.node.id,
-                node_row.ip_address,
-                home,
-                guests,
-                now=call.now,
-                random=call.context.random,
-            )
-        _join(unit, deal, home.id, instance_id)
-    except (NoPortError, NoAddressError) as error:
-        raise Refusal(Code.INSUFFICIENT_CAPACITY, f"There is no room for it: {error}.") from error
-    if deal.inside.mounts:
-        try:
-            volumes.attach(
-                unit,
-                instance_id,
-                placed.node.id,
-                deal.party.account_id,
-                deal.inside.mounts,
-                deal.scene,
-                owner_id=deal.party.id,
-            )
-        except VolumeBusyError as error:
-            raise Refusal(Code.VOLUME_ATTACHED, str(error), param="config") from error
+        return networks.choose_ports(
+            unit, instance_id, node.id, node.ip_address, home, guests, now=call.now, random=call.context.random
+        )
+    except NoPortError as error:
+        raise _full(error) from error
 
 
-def _join(unit: WriteUnit, deal: Deal, home_id: str, instance_id: str) -> None:
-    request, call = deal.request, deal.call
+def _full(error: Exception) -> Refusal:
+    return Refusal(Code.INSUFFICIENT_CAPACITY, f"There is no room for it: {error}.")
+
+
+def _connect(unit: WriteUnit, made: Plan, scene: Scene) -> None:
+    """Give it an address and volumes."""
+    deal, node, instance_id = made.deal, made.placed.node, str(made.row["id"])
+    try:
+        _join(unit, deal, node.datacenter_id, instance_id, scene)
+    except NoAddressError as error:
+        raise _full(error) from error
+    try:
+        if deal.inside.mounts:
+            account_id, owner_id = deal.party.account_id, deal.party.id
+            volumes.attach(unit, instance_id, node.id, account_id, deal.inside.mounts, scene, owner_id=owner_id)
+    except UnknownVolumeError as error:
+        raise Refusal(Code.VOLUME_NOT_FOUND, "There is no such volume.", param="config") from error
+    except VolumeBusyError as error:
+        raise Refusal(Code.VOLUME_ATTACHED, str(error), param="config") from error
+
+
+def _join(unit: WriteUnit, deal: Deal, home_id: str, instance_id: str, scene: Scene) -> None:
+    request = deal.request
     if request.network is None:
         if request.with_public_ip:
             raise Refusal(Code.VALIDATION_FAILED, "with_public_ip: name its network", param="network")
@@ -398,11 +258,19 @@ def _join(unit: WriteUnit, deal: Deal, home_id: str, instance_id: str) -> None:
     found = networks.visible(unit, home_id, request.network, teams)
     if found is None:
         raise Refusal(Code.NETWORK_NOT_FOUND, "There is no such network in its datacenter.", param="network")
-    networks.join(unit, found.id, instance_id, public=request.with_public_ip, now=call.now, random=call.context.random)
+    networks.join(unit, found.id, instance_id, public=request.with_public_ip, now=scene.now, random=scene.random)
 
 
-def _reserve(unit: WriteUnit, deal: Deal, placed: Placement, instance_id: str, cost: int) -> None:
-    terms, call = deal.request.reservation, deal.call
+def _reuse(unit: WriteUnit, deal: Deal, environment_id: str, instance_id: str, scene: Scene) -> None:
+    try:
+        environments.claim(unit, environment_id, deal.party.account_id, instance_id, scene, owner_id=deal.party.id)
+    except EnvironmentGoneError as error:
+        raise gone("The disk of this environment no longer exists.") from error
+
+
+def _reserve(unit: WriteUnit, made: Plan, scene: Scene) -> None:
+    deal, call, instance_id = made.deal, made.deal.call, str(made.row["id"])
+    terms = deal.request.reservation
     try:
         if isinstance(terms, NewReservation):
             wanted = deal.wanted
@@ -415,14 +283,14 @@ def _reserve(unit: WriteUnit, deal: Deal, placed: Placement, instance_id: str, c
                 team_id=deal.party.id if deal.party.kind == "team" else None,
                 instance_id=instance_id,
                 variant=None if deal.variant is None else deal.variant.name,
-                node_id=placed.node.id if deal.variant is None else None,
+                node_id=made.placed.node.id if deal.variant is None else None,
                 resources=None if deal.variant is not None else msgspec.json.encode(resources).decode(),
-                cost_per_hour=cost,
+                cost_per_hour=made.cost,
                 billing_exempt=terms.new.billing_exempt,
-                scene=deal.scene,
+                scene=scene,
             )
         elif isinstance(terms, ExistingReservation):
-            bound = reservations.bind(unit, terms.id, deal.party.account_id, instance_id, deal.scene)
+            bound = reservations.bind(unit, terms.id, deal.party.account_id, instance_id, scene)
             if bound.variant != (None if deal.variant is None else deal.variant.name):
                 raise Refusal(Code.VALIDATION_FAILED, "reservation: it is for another variant", param="reservation")
     except (UnknownTypeError, UnknownReservationError) as error:
@@ -433,7 +301,3 @@ def _reserve(unit: WriteUnit, deal: Deal, placed: Placement, instance_id: str, c
 
 def _poor() -> Refusal:
     return Refusal(Code.INSUFFICIENT_FUNDS, "The balance and the credit do not cover an hour of it.")
-
-
-def _gone(message: str) -> Refusal:
-    return Refusal(Code.ENVIRONMENT_GONE, message, param="reuse_environment_id")

@@ -7,11 +7,11 @@ when it moved.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Row, Select, bindparam, insert, select, update
+from sqlalchemy import Select, bindparam, insert, select, update
 
 from marketplace.http.pagination import newest_first
 from marketplace.keys.budgets import DEFAULT_PERIOD, BudgetPeriod
@@ -21,6 +21,7 @@ from marketplace.ledger.money import MAX_AMOUNT
 from marketplace.store import epochs
 from marketplace.store.db import ReadUnit, WriteUnit
 from marketplace.store.ids import Random, new_id
+from marketplace.store.prepared import Prepared
 
 MAX_NAME = 63
 _USABLE = (api_key.c.revoked_at.is_(None), api_key.c.active.is_(True))
@@ -68,7 +69,7 @@ class KeyRow(msgspec.Struct, frozen=True):
 
 
 _KEY = tuple(api_key.c[name] for name in KeyRow.__struct_fields__)
-_BY_DIGEST = select(*_KEY).where(api_key.c.digest == bindparam("digest"), *_USABLE)
+_BY_DIGEST = Prepared(select(*_KEY).where(api_key.c.digest == bindparam("digest"), *_USABLE))
 
 
 class UnknownKeyError(LookupError):
@@ -267,8 +268,8 @@ def find(unit: ReadUnit, text: str, owner_id: str | None = None) -> KeyRow:
 
 def find_usable(unit: ReadUnit, secret: KeySecret, pepper: bytes, now: int) -> KeyRow | None:
     """Return the key of a secret, unless it is revoked, switched off or expired. Only hashes are compared."""
-    found = unit.select(_BY_DIGEST, {"digest": digest(secret, pepper)}).one_or_none()
-    row = None if found is None else _row(found)
+    found = unit.rows(_BY_DIGEST, {"digest": digest(secret, pepper)})
+    row = _row(found[0]) if found else None
     return None if row is None or (row.expires_at is not None and row.expires_at <= now) else row
 
 
@@ -315,7 +316,7 @@ def _rows(unit: ReadUnit, wanted: Select[*tuple[Any, ...]]) -> list[KeyRow]:
     return [_row(row) for row in unit.select(wanted).all()]
 
 
-def _row(row: Row[*tuple[Any, ...]]) -> KeyRow:
+def _row(row: Sequence[Any]) -> KeyRow:
     key = KeyRow(*row)
     if key.allowed_models is None and key.allowed_addresses is None:
         return key

@@ -7,13 +7,13 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import insert, or_, select, update
+from sqlalchemy import bindparam, insert, or_, select, update
 
 from marketplace.catalog.datacenters import Datacenter
-from marketplace.catalog.tables import datacenter
 from marketplace.networks.tables import ip_lease, ip_range, network, port_lease
 from marketplace.store.db import ReadUnit, WriteUnit
 from marketplace.store.ids import Random, new_id
+from marketplace.store.prepared import Prepared
 
 
 class NoPortError(Exception):
@@ -59,8 +59,15 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True):
     proxy: Proxy | None
 
 
-def lease_ports(
-    unit: WriteUnit,
+_PUBLISHED = Prepared(
+    select(port_lease.c.proto, port_lease.c.host_port).where(
+        port_lease.c.gateway_ip == bindparam("address"), port_lease.c.released_at.is_(None)
+    )
+)
+
+
+def choose_ports(
+    unit: ReadUnit,
     instance_id: str,
     node_id: str,
     node_ip: str,
@@ -69,21 +76,16 @@ def lease_ports(
     *,
     now: int,
     random: Random,
-) -> None:
-    """Publish ports of an instance, given as (port, protocol, the number wished for or None), which it gets where it is
-    free. NoPortError.
+) -> list[dict[str, Any]]:
+    """Return rows that publish ports of an instance, given as (port, protocol, the number wished for or None), which it
+    gets where it is free. NoPortError.
 
-    Where all nodes of a datacenter share an address, its row is locked: two that choose at once would choose the same.
+    Who inserts them meets the unique index, if another instance was published at the same address meanwhile.
     """
     if not guests:
-        return
+        return []
     address = home.tunnel_host or node_ip
-    if home.tunnel_host:
-        unit.select(select(datacenter.c.id).where(datacenter.c.id == home.id).with_for_update()).one()
-    live = select(port_lease.c.proto, port_lease.c.host_port).where(
-        port_lease.c.gateway_ip == address, port_lease.c.released_at.is_(None)
-    )
-    taken = {(proto, host) for proto, host in unit.select(live)}
+    taken = set(unit.rows(_PUBLISHED, {"address": address}))
     rows = []
     for guest, proto, asked in guests:
         host = _free_port(home, taken, proto, asked, random)
@@ -101,7 +103,7 @@ def lease_ports(
                 "released_at": None,
             }
         )
-    unit.insert_rows(port_lease, rows)
+    return rows
 
 
 def _free_port(home: Datacenter, taken: set[tuple[str, int]], proto: str, asked: int | None, random: Random) -> int:

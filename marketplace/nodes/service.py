@@ -113,7 +113,8 @@ def _add(unit: WriteUnit, provider_id: str, asked: Register, scene: Scene) -> st
 def _again(unit: WriteUnit, row: Any, asked: Register, scene: Scene) -> None:
     if row.boot_id != asked.boot_id:
         leases.release_all(unit, row.id, scene.now)
-    values = {"epoch": row.epoch + 1, "desired_rev": row.desired_rev + 1, **_session(asked, scene)}
+    turns = {"epoch": row.epoch + 1, "generation": row.generation + 1, "desired_rev": row.desired_rev + 1}
+    values = {**turns, **_session(asked, scene)}
     unit.execute(update(node).where(node.c.id == row.id).values(**values))
     heard(unit, row, scene)
 

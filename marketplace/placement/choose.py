@@ -7,6 +7,7 @@ that is passed over has a reason, and the steps are counted: "no capacity" alway
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Literal
 
 import msgspec
@@ -120,17 +121,12 @@ class NoPlace(msgspec.Struct, frozen=True):
 def choose(nodes: Iterable[NodeView], wanted: Wanted) -> Placement | NoPlace:
     """Place it on the node with the fewest free GPUs that fits."""
     rejected = []
-    for node in sorted(nodes, key=_score):
+    for node in sorted(nodes, key=attrgetter("score")):
         found = fit(node, wanted)
         if isinstance(found, Placement):
             return found
         rejected.append(found)
     return NoPlace(tuple(rejected))
-
-
-def _score(node: NodeView) -> tuple[int, int, str]:
-    free_threads = node.capacity.threads - node.taken.threads
-    return sum(gpu.free for gpu in node.gpus), free_threads, node.id
 
 
 def fit(node: NodeView, wanted: Wanted) -> Placement | Rejected:

@@ -4,28 +4,40 @@ released together; a claim whose instance is over while its node is silent stays
 from __future__ import annotations
 
 import msgspec
-from sqlalchemy import select, update
+from sqlalchemy import bindparam, select, update
 
 from marketplace.nodes.tables import node
 from marketplace.placement.choose import Placement
 from marketplace.placement.tables import claim, cpu_claim, gpu_slice_claim, inference_lease
 from marketplace.store.db import ReadUnit, WriteUnit
+from marketplace.store.prepared import Prepared
 
-
-class StaleError(Exception):
-    """Somebody else claimed something of the node since it was looked at."""
-
-
-def bump(unit: WriteUnit, node_id: str, generation: int) -> None:
-    """Raise the node's generation from the one that was looked at. StaleError when it is another by now, or when the
-    node takes nothing new any more. Until the unit ends nobody else can."""
-    changed = unit.execute(
-        update(node)
-        .where(node.c.id == node_id, node.c.generation == generation, node.c.drain_state == "None")
-        .values(generation=generation + 1)
+_SEIZE = Prepared(
+    update(node)
+    .where(
+        node.c.id == bindparam("node"),
+        node.c.generation == bindparam("seen"),
+        node.c.drain_state == "None",
+        node.c.status == "Ready",
+        node.c.hibernated.is_(False),
+        node.c.deleted_at.is_(None),
     )
-    if changed.rowcount != 1:
-        raise StaleError(node_id)
+    .values(generation=node.c.generation + 1, desired_rev=node.c.desired_rev + 1)
+)
+
+_QUEUE = Prepared(select(node.c.id).where(node.c.id == bindparam("node")).with_for_update())
+
+
+def seize(unit: WriteUnit, node_id: str, generation: int) -> bool:
+    """Raise the node's generation from the one that was looked at, and the revision of what it should do. False, and
+    nothing is done, when it is another by now, or when the node takes nothing new any more. Until the unit ends nobody
+    else can."""
+    return unit.change(_SEIZE, {"node": node_id, "seen": generation}) == 1
+
+
+def queue(unit: WriteUnit, node_id: str) -> None:
+    """Wait for whoever claims something on a node, and hold its row until the unit ends."""
+    unit.rows(_QUEUE, {"node": node_id})
 
 
 def changed(unit: WriteUnit, node_id: str) -> None:
@@ -34,8 +46,8 @@ def changed(unit: WriteUnit, node_id: str) -> None:
 
 
 def take(unit: WriteUnit, instance_id: str, placed: Placement, now: int, *, cpu_policy: str) -> None:
-    """Write the claims of an instance that has a row. The caller has raised the node's generation."""
-    reclaim(unit, placed, now)
+    """Write the claims of an instance that has a row. The caller has raised the node's generation, and reclaimed what
+    inference has of it."""
     unit.insert_rows(
         claim,
         [

@@ -1,9 +1,9 @@
-"""Rows to views: the nodes as placement sees them, in six queries whatever their number."""
+"""Rows to views: the nodes as placement sees them, in a few queries whatever their number."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from sqlalchemy import bindparam, select
@@ -11,15 +11,19 @@ from sqlalchemy import bindparam, select
 from marketplace.agent.inventory_wire import Inventory, MigProfile
 from marketplace.agent.wire import Capabilities
 from marketplace.nodes.tables import gpu, node
-from marketplace.placement.capacity import Amount, Standing
+from marketplace.placement.capacity import Amount
 from marketplace.placement.tables import claim, gpu_slice_claim, inference_lease
 from marketplace.placement.view import Core, GpuView, NodeView, Profile
 from marketplace.quotas import service as quotas
+from marketplace.quotas.service import Timetable
 from marketplace.store.db import ReadUnit
+from marketplace.store.gather import Part, gather
+from marketplace.store.prepared import Prepared
 
-_NODES = select(
+_COLUMNS = (
     node.c.id,
     node.c.hostname,
+    node.c.ip_address,
     node.c.provider_id,
     node.c.datacenter_id,
     node.c.instance_type,
@@ -34,22 +38,39 @@ _NODES = select(
     node.c.dram_reserve,
     node.c.capabilities,
     node.c.inventory_digest,
-).where(node.c.deleted_at.is_(None))
-_BY_ID = _NODES.where(node.c.id.in_(bindparam("ids", expanding=True)))
-_GPUS = select(
+)
+_NODES = select(*_COLUMNS).where(node.c.deleted_at.is_(None))
+_EVERY = Prepared(_NODES)
+_BY_ID = Prepared(_NODES.where(node.c.id == bindparam("node")))
+_BY_IDS = _NODES.where(node.c.id.in_(bindparam("ids", expanding=True)))
+_TAKING = Prepared(
+    select(node.c.id, node.c.generation).where(
+        node.c.deleted_at.is_(None),
+        node.c.instance_type == bindparam("type"),
+        node.c.status == "Ready",
+        node.c.drain_state == "None",
+        node.c.hibernated.is_(False),
+    )
+)
+
+
+_GPUS = Part(
+    select(
+        gpu.c.node_id,
+        gpu.c.id,
+        gpu.c.number,
+        gpu.c.pci_slot,
+        gpu.c.numa,
+        gpu.c.vram,
+        gpu.c.brand,
+        gpu.c.kernel_modules,
+        (gpu.c.pci_valid & gpu.c.present & gpu.c.healthy & gpu.c.enabled).label("usable"),
+        gpu.c.mig_enabled,
+        gpu.c.mig,
+    ),
     gpu.c.node_id,
-    gpu.c.id,
-    gpu.c.number,
-    gpu.c.pci_slot,
-    gpu.c.numa,
-    gpu.c.vram,
-    gpu.c.brand,
-    gpu.c.kernel_modules,
-    (gpu.c.pci_valid & gpu.c.present & gpu.c.healthy & gpu.c.enabled).label("usable"),
-    gpu.c.mig_enabled,
-    gpu.c.mig,
-).where(gpu.c.node_id.in_(bindparam("ids", expanding=True)))
-_SLICES = (
+)
+_SLICES = Part(
     select(
         gpu_slice_claim.c.gpu_id,
         gpu_slice_claim.c.slice,
@@ -57,10 +78,14 @@ _SLICES = (
         inference_lease.c.preemptible,
     )
     .join(inference_lease, inference_lease.c.id == gpu_slice_claim.c.lease_id, isouter=True)
-    .where(gpu_slice_claim.c.released_at.is_(None), gpu_slice_claim.c.node_id.in_(bindparam("ids", expanding=True)))
+    .where(gpu_slice_claim.c.released_at.is_(None)),
+    gpu_slice_claim.c.node_id,
 )
-_CLAIMS = select(claim.c.node_id, claim.c.threads, claim.c.dram, claim.c.disk, claim.c.hugepages, claim.c.cpus).where(
-    claim.c.released_at.is_(None), claim.c.node_id.in_(bindparam("ids", expanding=True))
+_CLAIMS = Part(
+    select(claim.c.node_id, claim.c.threads, claim.c.dram, claim.c.disk, claim.c.hugepages, claim.c.cpus).where(
+        claim.c.released_at.is_(None)
+    ),
+    claim.c.node_id,
 )
 _INVENTORY = select(node.c.id, node.c.inventory).where(node.c.id.in_(bindparam("ids", expanding=True)))
 
@@ -77,6 +102,28 @@ class Hardware(msgspec.Struct, frozen=True):
     hugepages: Mapping[int, int]
     disk: int
     nvswitch: bool
+
+
+class _Node(NamedTuple):
+    """A row of a node: the members are _COLUMNS."""
+
+    id: str
+    hostname: str
+    ip_address: str
+    provider_id: str
+    datacenter_id: str
+    instance_type: str | None
+    generation: int
+    status: Literal["Ready", "NotResponding", "Offline"]
+    drain_state: str
+    hibernated: bool
+    listed: bool
+    cpu_mode: Literal["Legacy", "Pinned", "Mixed"]
+    overcommit_percent: int
+    inference_floor: int
+    dram_reserve: int
+    capabilities: str
+    inventory_digest: str
 
 
 class GpuMig(msgspec.Struct, frozen=True):
@@ -101,18 +148,35 @@ def hardware(inventory: Inventory) -> Hardware:
 
 def views(unit: ReadUnit, now: int, node_ids: Collection[str] | None = None) -> list[NodeView]:
     """Return nodes as they are now: these, or all."""
-    rows = unit.select(_NODES) if node_ids is None else unit.select(_BY_ID, {"ids": sorted(node_ids)})
-    nodes = {row.id: row for row in rows.all()}
-    if not nodes:
+    return _of_rows(unit, _rows(unit, node_ids), now)
+
+
+def _rows(unit: ReadUnit, node_ids: Collection[str] | None) -> list[tuple[Any, ...]]:
+    if node_ids is None:
+        return unit.rows(_EVERY, {})
+    if len(node_ids) == 1:
+        return unit.rows(_BY_ID, {"node": next(iter(node_ids))})
+    return [tuple(row) for row in unit.select(_BY_IDS, {"ids": sorted(node_ids)})]
+
+
+def taking(unit: ReadUnit, instance_type: str) -> list[tuple[Any, ...]]:
+    """Id and generation of the nodes of a type that take anything new at all."""
+    return unit.rows(_TAKING, {"type": instance_type})
+
+
+def _of_rows(unit: ReadUnit, found: Collection[tuple[Any, ...]], now: int) -> list[NodeView]:
+    if not found:
         return []
-    ids = {"ids": list(nodes)}
-    known = _hardware_of(unit, {row.id: row.inventory_digest for row in nodes.values()})
-    gpus = _gpus(unit, ids)
-    used = _used(unit, ids)
-    held = quotas.standings(unit, nodes, now)
+    nodes = [_Node(*row) for row in found]
+    ids = [row.id for row in nodes]
+    known = _hardware_of(unit, {row.id: row.inventory_digest for row in nodes})
+    of_gpus, of_slices, of_claims, of_quotas = gather(unit, (_GPUS, _SLICES, _CLAIMS, quotas.OF_NODES), ids, now=now)
+    gpus = _gpus(of_gpus, of_slices)
+    used = _used(of_claims)
+    held = quotas.timetables(unit, of_quotas, now)
     return [
-        _view(row, known[row.id], gpus.get(row.id, ()), used.get(row.id, _Used()), held.get(row.id, ()))
-        for row in nodes.values()
+        _view(row, known[row.id], gpus.get(row.id, ()), used.get(row.id, _Used()), held.get(row.id, Timetable()))
+        for row in nodes
     ]
 
 
@@ -126,9 +190,9 @@ class _Used(msgspec.Struct):
     claimed: set[int] = msgspec.field(default_factory=set)
 
 
-def _used(unit: ReadUnit, ids: dict[str, Any]) -> dict[str, _Used]:
+def _used(rows: Collection[Any]) -> dict[str, _Used]:
     found: dict[str, _Used] = {}
-    for node_id, threads, dram, disk, hugepages, cpus in unit.select(_CLAIMS, ids).all():
+    for node_id, threads, dram, disk, hugepages, cpus in rows:
         used = found.setdefault(node_id, _Used())
         used.threads += threads
         used.dram += dram
@@ -140,11 +204,11 @@ def _used(unit: ReadUnit, ids: dict[str, Any]) -> dict[str, _Used]:
     return found
 
 
-def _gpus(unit: ReadUnit, ids: dict[str, Any]) -> dict[str, list[GpuView]]:
+def _gpus(rows: Collection[Any], slices: Collection[Any]) -> dict[str, list[GpuView]]:
     rented: dict[str, set[int]] = {}
     leased: dict[str, set[int]] = {}
     fixed: set[str] = set()
-    for gpu_id, number, lease_id, preemptible in unit.select(_SLICES, ids).all():
+    for gpu_id, number, lease_id, preemptible in slices:
         if lease_id is None:
             rented.setdefault(gpu_id, set()).add(number)
         else:
@@ -152,7 +216,7 @@ def _gpus(unit: ReadUnit, ids: dict[str, Any]) -> dict[str, list[GpuView]]:
             if not preemptible:
                 fixed.add(gpu_id)
     found: dict[str, list[GpuView]] = {}
-    for row in unit.select(_GPUS, ids).all():
+    for row in rows:
         node_id, gpu_id, number, slot, numa, vram, brand, modules, usable, mig_enabled, mig = row
         found.setdefault(node_id, []).append(
             GpuView(
@@ -192,11 +256,12 @@ def _hardware_of(unit: ReadUnit, digests: dict[str, str]) -> dict[str, Hardware]
     return {node_id: _known[digest] for node_id, digest in digests.items()}
 
 
-def _view(row: Any, known: Hardware, gpus: Collection[GpuView], used: _Used, held: Collection[Standing]) -> NodeView:
+def _view(row: _Node, known: Hardware, gpus: Collection[GpuView], used: _Used, held: Timetable) -> NodeView:
     able = msgspec.json.decode(row.capabilities, type=Capabilities)
     return NodeView(
         id=row.id,
         hostname=row.hostname,
+        ip_address=row.ip_address,
         provider_id=row.provider_id,
         datacenter_id=row.datacenter_id,
         instance_type=row.instance_type,
@@ -220,5 +285,6 @@ def _view(row: Any, known: Hardware, gpus: Collection[GpuView], used: _Used, hel
         used=Amount(sum(bool(gpu.rented) for gpu in gpus), used.threads, used.dram, used.disk),
         pages_used=used.pages,
         threads_claimed=frozenset(used.claimed),
-        standings=tuple(held),
+        standings=held.standings,
+        until=held.until,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Literal
 
 import msgspec
@@ -56,11 +57,12 @@ class Core(msgspec.Struct, frozen=True):
     threads: tuple[int, ...]
 
 
-class NodeView(msgspec.Struct, frozen=True, kw_only=True):
-    """A node."""
+class NodeView(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """A node. What is worked out of it is worked out once: `dict` keeps it."""
 
     id: str
     hostname: str = ""
+    ip_address: str = ""
     provider_id: str = ""
     datacenter_id: str = ""
     instance_type: str | None = None
@@ -87,13 +89,15 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     pages_used: Mapping[int, int] = {}
     threads_claimed: frozenset[int] = frozenset()
     standings: tuple[Standing, ...] = ()
+    until: int = 1 << 62
+    """from when on other quotas are in force, µs since 1970"""
 
-    @property
+    @cached_property
     def per_core(self) -> int:
         """Hardware threads of a core."""
         return max((len(core.threads) for core in self.cores), default=1)
 
-    @property
+    @cached_property
     def capacity(self) -> Amount:
         """All that instances may have of it. What counts as used by inference that must stay is not free."""
         pool = sum(self.hugepages.values()) * GIB
@@ -105,6 +109,21 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @property
+    def open(self) -> bool:
+        """Whether it takes anything new at all."""
+        return self.status == "Ready" and self.drain_state == "None" and not self.hibernated
+
+    @cached_property
+    def score(self) -> tuple[int, int, str]:
+        """Nodes with a lower one are filled up first."""
+        return self.free_gpus, self.capacity.threads - self.taken.threads, self.id
+
+    @cached_property
+    def free_gpus(self) -> int:
+        """How many GPUs a rental could have."""
+        return sum(gpu.free for gpu in self.gpus)
+
+    @cached_property
     def taken(self) -> Amount:
         """What rentals use of it, and GPUs of leases that must stay."""
         kept = sum(bool(gpu.leased) and not gpu.reclaimable and gpu.usable for gpu in self.gpus)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from sqlalchemy import ColumnElement, case, insert, or_, select
+from sqlalchemy import ColumnElement, bindparam, case, insert, or_, select
 
 from marketplace.agent.wire import DesiredImage
 from marketplace.nodes import service as nodes
@@ -12,18 +12,21 @@ from marketplace.recipes.rules import suits
 from marketplace.recipes.tables import recipe, recipe_tag
 from marketplace.store.db import ReadUnit, WriteUnit
 from marketplace.store.ids import Random, new_id
+from marketplace.store.prepared import Prepared
 
 SYNC = "sync_images"
 
 
+_TAGS = Prepared(
+    select(recipe_tag.c.tag)
+    .join(recipe, recipe.c.id == recipe_tag.c.recipe_id)
+    .where(recipe.c.image_url == bindparam("image"), recipe.c.removed_at.is_(None), recipe.c.owner_kind == "none")
+)
+
+
 def tags_of_image(unit: ReadUnit, image_url: str) -> frozenset[str]:
     """Return the tags of a catalog image; none for an address that the catalog does not know, which is a custom one."""
-    wanted = (
-        select(recipe_tag.c.tag)
-        .join(recipe, recipe.c.id == recipe_tag.c.recipe_id)
-        .where(recipe.c.image_url == image_url, recipe.c.removed_at.is_(None), recipe.c.owner_kind == "none")
-    )
-    return frozenset(unit.select(wanted).scalars())
+    return frozenset(tag for (tag,) in unit.rows(_TAGS, {"image": image_url}))
 
 
 class Start(msgspec.Struct, frozen=True):

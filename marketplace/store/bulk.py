@@ -14,6 +14,8 @@ from typing import Any
 
 from sqlalchemy import BigInteger, Boolean, Column, Connection, LargeBinary, Table, Text
 
+from marketplace.store.prepared import on_driver
+
 _ARRAYS: dict[type[Any], str] = {
     BigInteger: "bigint[]",
     Text: "text[]",
@@ -41,9 +43,9 @@ def update_rows(
 
 def _run(connection: Connection, statement: str, order: tuple[str, ...], rows: Sequence[Mapping[str, Any]]) -> None:
     if connection.dialect.name == "sqlite":
-        connection.exec_driver_sql(statement, list(map(itemgetter(*order), rows)))
+        on_driver(connection, statement, list(map(itemgetter(*order), rows)), many=True)
     else:
-        connection.exec_driver_sql(statement, tuple(_array_literal([row[name] for row in rows]) for name in order))
+        on_driver(connection, statement, tuple(_array_literal([row[name] for row in rows]) for name in order))
 
 
 def _array_literal(values: Sequence[Any]) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar, TypeVarTuple
 
 from sqlalchemy import (
@@ -37,6 +37,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import PoolProxiedConnection
 
 from marketplace.store import bulk
+from marketplace.store.prepared import Prepared, on_driver, several, together
 
 Clock = Callable[[], int]
 """Returns microseconds since 1970, UTC."""
@@ -71,6 +72,18 @@ class ReadUnit:
         _only_select(statement)
         return self._connection.execute(statement, values)
 
+    def rows(self, statement: Prepared, values: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        """Run a SELECT that is prepared. StoreError for any other statement."""
+        _only_select(statement.statement)
+        return statement.rows(self._connection, values)
+
+    def several(self, asked: Sequence[tuple[Prepared, Mapping[str, Any]]]) -> list[list[tuple[Any, ...]]]:
+        """Run SELECTs that are prepared, and return the rows of each: PostgreSQL is asked for all of them at once.
+        StoreError for any other statement."""
+        for statement, _ in asked:
+            _only_select(statement.statement)
+        return several(self._connection, asked)
+
     def stream(self, statement: Select[*Ts] | CompoundSelect[*Ts], size: int = 1000) -> Iterator[Row[*Ts]]:
         """Run a SELECT and yield its rows, keeping only `size` of them in memory at a time."""
         _only_select(statement)
@@ -83,6 +96,15 @@ class WriteUnit(ReadUnit):
     def execute(self, statement: Insert | Update | Delete) -> CursorResult[*tuple[Any, ...]]:
         """Run one INSERT, UPDATE or DELETE."""
         return self._connection.execute(statement)
+
+    def change(self, statement: Prepared, values: Mapping[str, Any]) -> int:
+        """Run an INSERT, UPDATE or DELETE that is prepared, and return how many rows it changed."""
+        return statement.change(self._connection, values)
+
+    def together(self) -> AbstractContextManager[None]:
+        """A block of `insert_rows` only, which PostgreSQL is sent at once. What one of them raises, the block raises at
+        its end."""
+        return together(self._connection)
 
     def insert_rows(self, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
         """Insert any number of rows in one statement; each gives a value for every column of the table."""
@@ -211,6 +233,6 @@ def _sqlite_engine(url: str, *, writer: bool) -> Engine:
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if writer else "BEGIN")
+        on_driver(connection, "BEGIN IMMEDIATE" if writer else "BEGIN")
 
     return engine

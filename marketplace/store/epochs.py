@@ -19,6 +19,7 @@ ACCOUNTS = "accounts"
 USERS = "users"
 PROVIDERS = "providers"
 SETTINGS = "settings"
+CATALOG = "catalog"
 
 
 def current(unit: ReadUnit, name: str) -> int:

@@ -11,6 +11,7 @@ from marketplace.accounts import service as accounts
 from marketplace.store import epochs
 from marketplace.store.db import ReadUnit, WriteUnit
 from marketplace.store.ids import Random, new_id
+from marketplace.store.prepared import Prepared
 from marketplace.users.rules import Role, email_key
 from marketplace.users.tables import users
 
@@ -105,8 +106,7 @@ def find(unit: ReadUnit, user_id: str) -> User | None:
 def stays(unit: WriteUnit, user_id: str) -> bool:
     """Say whether a person is there, and let nobody erase them until the unit ends. On PostgreSQL it is the lock that a
     reference to their row takes: it is in nobody else's way."""
-    there = select(users.c.id).where(users.c.id == user_id, users.c.erased_at.is_(None))
-    return unit.select(there.with_for_update(read=True, key_share=True)).one_or_none() is not None
+    return bool(unit.rows(_STAYS, {"value": user_id}))
 
 
 def seize(unit: WriteUnit, user_id: str) -> User | None:
@@ -155,28 +155,26 @@ def first_admin(unit: ReadUnit) -> User | None:
     return _one(unit, _BY_ROLE, "admin")
 
 
+_NAMES = User.__struct_fields__
+
+
 def _first_with(column: ColumnElement[str]) -> Select[*tuple[Any, ...]]:
     """The query for the one who was there first with a value in a column, unless they were erased."""
-    wanted = select(
-        users.c.id,
-        users.c.email,
-        users.c.name,
-        users.c.role,
-        users.c.password_hash,
-        users.c.account_id,
-        users.c.created_at,
-        users.c.last_login_at,
-        users.c.email_verified_at,
-    )
+    wanted = select(*(users.c[name] for name in _NAMES))
     found = wanted.where(column == bindparam("value"), users.c.erased_at.is_(None))
     return found.order_by(users.c.created_at, users.c.id).limit(1)
 
 
-_BY_ID = _first_with(users.c.id)
-_BY_EMAIL = _first_with(users.c.email_key)
-_BY_ROLE = _first_with(users.c.role)
+_BY_ID = Prepared(_first_with(users.c.id))
+_BY_EMAIL = Prepared(_first_with(users.c.email_key))
+_BY_ROLE = Prepared(_first_with(users.c.role))
+_STAYS = Prepared(
+    select(users.c.id)
+    .where(users.c.id == bindparam("value"), users.c.erased_at.is_(None))
+    .with_for_update(read=True, key_share=True)
+)
 
 
-def _one(unit: ReadUnit, wanted: Select[*tuple[Any, ...]], value: str) -> User | None:
-    row = unit.select(wanted, {"value": value}).one_or_none()
-    return None if row is None else User(**row._mapping)
+def _one(unit: ReadUnit, wanted: Prepared, value: str) -> User | None:
+    found = unit.rows(wanted, {"value": value})
+    return User(**dict(zip(_NAMES, found[0], strict=True))) if found else None

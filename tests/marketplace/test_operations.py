@@ -8,7 +8,7 @@ import pytest
 
 from marketplace.http.errors import Code
 from marketplace.http.openapi import codes
-from marketplace.http.operation import Keyed, Operation, Writes
+from marketplace.http.operation import Keyed, Operation, Planned, Writes
 from marketplace.http.wire import Wire
 from marketplace.operations import TABLE
 from marketplace.users.permissions import OF_ROLE, OF_SERVICE_KEY, OF_TEAM_KEY, Permission
@@ -77,7 +77,7 @@ def test_the_row_is_complete(operation: Row) -> None:
     assert operation.request.model_config["extra"] == "forbid" and issubclass(operation.request, Wire)
     assert operation.path.startswith(("/api/v1/", "/api/v2/", "/public/"))
     assert list(operation.versions) == sorted(operation.versions)
-    assert not operation.idempotent or isinstance(operation.handler, Writes | Keyed)
+    assert not operation.idempotent or isinstance(operation.handler, Writes | Planned | Keyed)
 
 
 @every_row

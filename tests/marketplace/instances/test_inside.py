@@ -5,19 +5,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from sqlalchemy import select, update
 
 from marketplace.accounts import service as accounts
+from marketplace.agent.inventory_wire import MigInstance, MigProfile
 from marketplace.agent.wire import VmSpec
+from marketplace.catalog import service as catalog
+from marketplace.catalog.service import Variant
 from marketplace.catalog.tables import datacenter
 from marketplace.ledger.money import NANO
 from marketplace.nodes.rules import OPEN_TAG, PROPRIETARY_TAG
 from marketplace.nodes.tables import gpu
+from marketplace.nodes.tables import node as node_table
+from marketplace.placement import claims
 from marketplace.settings import service as settings
+from tests.marketplace.rack import GIB, Agent, Rack, inventory
 
 if TYPE_CHECKING:
     from tests.marketplace.conftest import Caller, Office
-    from tests.marketplace.rack import Agent, Rack
 
 IMAGE = "https://images.example/driver.qcow2"
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f"
@@ -91,6 +97,7 @@ def test_a_catalog_image_whose_driver_the_gpus_cannot_load_is_refused(rack: Rack
     ):
         with office.database.write() as unit:
             unit.execute(update(gpu).values(kernel_modules=modules))
+            claims.changed(unit, node.node_id)
         answer = rack.rent(ada, selector=where, config=vm(f"https://images.example/{image.replace(' ', '-')}"))
         told = (answer.status, answer.body.get("error", {}).get("code"))
         assert told == ((201, None) if code is None else (400, code)), (modules, image)
@@ -109,6 +116,45 @@ def test_keys_are_given_by_name_by_id_or_written_out(rack: Rack, ada: Caller, of
     stranger = office.person(balance=1000 * NANO)
     refused = rack.rent(stranger, config=vm(ssh_key={"ById": [made["id"]]}))
     assert (refused.status, refused.code) == (404, "SshKeyNotFound")
+
+
+def test_a_slice_is_named_by_the_instance_of_its_profile_that_begins_there(
+    rack: Rack, ada: Caller, office: Office
+) -> None:
+    whole = inventory("g01", gpus=1)
+    made = [("small", "1g.18gb", 0, 1), ("half", "3g.71gb", 4, 4)]
+    split = msgspec.structs.replace(
+        whole.gpus[0],
+        mig_enabled=True,
+        mig_profiles=[MigProfile(profile="3g.71gb", size=4, placements=[0, 4])],
+        mig_instances=[
+            MigInstance(uuid=f"MIG-{name}", profile=profile, start=start, size=size, vram_bytes=1)
+            for name, profile, start, size in made
+        ],
+    )
+    node = Agent(rack, "g01", msgspec.structs.replace(whole, gpus=[split]))
+    node.register()
+    part = Variant(
+        name="h200.part",
+        type_name="h200",
+        gpu_count=1,
+        mig_profile="3g.71gb",
+        vcpu=1,
+        dram=GIB,
+        disk=GIB,
+        services=("container",),
+        cost_per_hour=NANO,
+    )
+    with office.database.write() as unit:
+        unit.execute(update(node_table).values(instance_type="h200"))
+        catalog.add_variant(unit, part, office.clock())
+    rented = [rack.rented(ada, "h200.part", container=True) for _ in range(2)]
+    assert rack.rent(ada, "h200.part", container=True).status == 409
+    node.poll()
+    named = {one.id: one.spec.gpus for one in node.desired.instances}
+    # Where a smaller one begins there is none of its own yet: never somebody's other device.
+    assert sorted(named[machine] for machine in rented) == [["GPU-g01-0/0"], ["MIG-half"]]
+    assert rack.audit().clean
 
 
 def test_written_out_keys_are_public_keys(rack: Rack, ada: Caller) -> None:

@@ -364,9 +364,7 @@ def create_tables_3() -> None:
         sa.Column(
             "overcommit_percent", sa.BigInteger(), nullable=False, comment="vCPUs per shared thread, in hundredths"
         ),
-        sa.Column("inventory", sa.Text(), nullable=False, comment="JSON as the agent sent it"),
         sa.Column("inventory_digest", sa.Text(), nullable=False),
-        sa.Column("capabilities", sa.Text(), nullable=False, comment="JSON as the agent sent it"),
         sa.Column("agent_version", sa.Text(), nullable=False),
         sa.Column("session_id", sa.Text(), nullable=False),
         sa.Column("epoch", sa.BigInteger(), nullable=False, comment="rises with every registration"),
@@ -398,6 +396,8 @@ def create_tables_3() -> None:
         sa.Column("proxy_port", sa.BigInteger(), nullable=True),
         sa.Column("registered_at", sa.BigInteger(), nullable=False),
         sa.Column("deleted_at", sa.BigInteger(), nullable=True),
+        sa.Column("capabilities", sa.Text(), nullable=False, comment="JSON as the agent sent it"),
+        sa.Column("inventory", sa.Text(), nullable=False, comment="JSON as the agent sent it"),
         sa.CheckConstraint("cpu_mode IN ('Legacy', 'Pinned', 'Mixed')", name=op.f("ck_node_cpu_mode_known")),
         sa.CheckConstraint("drain_state IN ('None', 'Draining', 'Drained')", name=op.f("ck_node_drain_state_known")),
         sa.CheckConstraint("status IN ('Ready', 'NotResponding', 'Offline')", name=op.f("ck_node_status_known")),
