@@ -260,6 +260,7 @@ def test_a_revoked_engine_finishes_what_runs_and_comes_back_later(tmp_path: Path
     run(tmp_path, scene)
 
 
+@pytest.mark.slow
 def test_what_takes_longer_than_the_notice_is_cut_with_its_counters_before_the_agent_kills(tmp_path: Path) -> None:
     async def scene(stage: Stage) -> None:
         await stage.until(State.READY)
@@ -333,6 +334,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 def test_an_engine_whose_gateway_died_is_killed_when_its_lease_ends(tmp_path: Path) -> None:
     engine = tmp_path / "engine.py"
     engine.write_text(STUBBORN)
