@@ -149,7 +149,7 @@ class Gateway:
         )
         self._mcp = McpEndpoint(TABLE, self._management, self._observe)
         await self._mcp.start()
-        self._nodes = AgentDoor(self._management, self._observe)
+        self._nodes = AgentDoor(self._management, self._observe, deprecated=self._deprecated_login)
         self.metering = await Metering.start(
             self._paths.journal, database, clock=wall_us, monotonic=monotonic_us, clerk=ProcessClerk
         )
@@ -295,6 +295,9 @@ class Gateway:
     def _observe(self, path: str, status: int) -> None:
         """Count an answer of the management API."""
         self.telemetry.requests[path, status] += 1
+
+    def _deprecated_login(self, method: str) -> None:
+        self.telemetry.deprecated_logins[method] += 1
 
     def _make_replica(self, paths: Paths, model: str, source: ModelSource) -> Replica:
         settings = self.settings

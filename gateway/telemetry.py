@@ -100,6 +100,8 @@ class Telemetry:
         """Answers by route and status."""
         self.refusals: Counter[str] = Counter()
         """Error answers by code."""
+        self.deprecated_logins: Counter[str] = Counter()
+        """Registrations of nodes with something else than a key of their own, by what it was."""
         self.reading = Reading()
         self._registry = CollectorRegistry()
         self._registry.register(_Metrics(self))
@@ -148,6 +150,11 @@ class _Metrics(Collector):
         refusals = CounterMetricFamily("headrace_refusals", "Error answers by code", labels=["code"])
         for code, count in self._telemetry.refusals.items():
             refusals.add_metric([code], count)
+        logins = CounterMetricFamily(
+            "headrace_node_deprecated_logins", "Registrations of nodes without a node's key", labels=["with"]
+        )
+        for method, count in self._telemetry.deprecated_logins.items():
+            logins.add_metric([method], count)
         tokens = CounterMetricFamily(
             "headrace_tokens", "Tokens metered; cached is a part of prompt", labels=["model", "kind"]
         )
@@ -163,7 +170,7 @@ class _Metrics(Collector):
             for outcome, count in meters.outcomes.items():
                 outcomes.add_metric([model, outcome], count)
             in_flight.add_metric([model], meters.in_flight)
-        yield from (requests, refusals, tokens, charged, outcomes, in_flight)
+        yield from (requests, refusals, logins, tokens, charged, outcomes, in_flight)
 
     def _house(self) -> Iterator[Metric]:
         reading = self._telemetry.reading

@@ -61,6 +61,7 @@ class _Problems(msgspec.Struct, frozen=True):
 
 class _Login(msgspec.Struct, frozen=True):
     token: str = ""
+    partial_token: str = ""
 
 
 class ServerClient:
@@ -85,13 +86,16 @@ class ServerClient:
         await self._http.aclose()
 
     async def register(self, message: Register) -> Registered:
-        """Begin a session. A deprecated way of signing in is warned of each time."""
+        """Begin a session. A deprecated way of signing in is warned of each time, by us and by the server."""
         warning = self._credentials.deprecated
         if warning is not None:
             _log.warning("%s", warning)
         if not self._credentials.headers():
             await self._sign_in()
-        return await self._call("register", message, Registered)
+        begun = await self._call("register", message, Registered)
+        for warning in begun.warnings:
+            _log.warning("the server: %s", warning)
+        return begun
 
     async def poll(self, message: Poll, *, wait_s: float) -> Polled:
         """Report, and hear what is new. The answer may take `wait_s`."""
@@ -130,7 +134,12 @@ class ServerClient:
             raise UnreachableError(f"{type(error).__name__}: {error}") from error
         if got.status_code != 200:
             raise _problem(got)
-        self._headers = {"Authorization": f"Bearer {_read(got.content, _Login).token}"}
+        login = _read(got.content, _Login)
+        if login.partial_token:
+            raise RefusedError(
+                401, "the account has a second factor, which a node cannot give: make a key of kind node"
+            )
+        self._headers = {"Authorization": f"Bearer {login.token}"}
 
 
 def _read(content: bytes, kind: type[T]) -> T:

@@ -312,6 +312,8 @@ class Registered(msgspec.Struct, frozen=True, kw_only=True):
     desired: Desired = Desired()
     desired_rev: int = 0
     server_time: int = 0
+    warnings: list[str] = []
+    """what the node's operator should know: that its way of signing in is going to end"""
 
 
 class Poll(msgspec.Struct, frozen=True, kw_only=True):

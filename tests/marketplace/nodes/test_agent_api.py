@@ -31,7 +31,7 @@ def test_only_the_keys_of_nodes_come_in(rack: Rack, ada: Caller, office: Office)
     for key, error in (
         ("", "401 NotAuthenticated"),
         ("hr_n_wrong", "401 InvalidApiKey"),
-        (ada.key, "403 CredentialsNotPermitted"),
+        (ada.key, "403 PermissionDenied"),
     ):
         with pytest.raises(HttpError, match=error):
             rack.send("register", asked, Registered, key=key)
