@@ -86,6 +86,9 @@ class CountingDevice:
     def run(self, work: Work) -> Pending:
         return Done(self._result)
 
+    def lost(self, error: Exception) -> bool:
+        return False
+
 
 class CountingSteps(ExactSteps):
     """Reads results as those of a GPU are read."""

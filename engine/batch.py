@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from math import prod
 
@@ -33,6 +33,10 @@ class ForwardBatch:
     """int32 [S, P]: pages of each sequence in order; entries past its end are 0 and never read"""
     logit_rows: Tensor
     """int64 [R]: rows of T whose logits are wanted, ascending; in a padded batch −1 past them"""
+    decode: bool = False
+    """Every sequence has one token, and a row of logits for it"""
+    plans: dict[int, object] = field(default_factory=dict)
+    """What attention has planned for all layers with the same window, by window"""
 
     @property
     def num_tokens(self) -> int:

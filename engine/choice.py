@@ -18,7 +18,8 @@ from engine.wire import TokenLogprobs
 from kernels.sampling_rows import SamplingRows
 
 Chosen = tuple[Tensor, ...]
-"""Tokens int32 [R]; of a batch that asks for log-probabilities also float32 [R], int32 [R, 20] and float32 [R, 20]"""
+"""Tokens int32 [R]; of a batch that asks for log-probabilities also float32 [R], int32 [R, 20] and float32 [R, 20];
+nothing where the host knows them already"""
 
 
 class Choice(Protocol):
@@ -151,7 +152,7 @@ class HostChoice:
             table[torch.tensor(live, device=table.device), torch.tensor(at, device=table.device)] = tokens.to(
                 table.device
             )
-        return (torch.zeros(0, dtype=torch.int32),)
+        return ()
 
     def read(self, chosen: Chosen, asked: list[int | None]) -> Sampled:
         """See `Choice`."""

@@ -60,6 +60,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Choose tokens on the device, where its kernels can; otherwise each step's logits go to the host, which waits."""
     overlap: bool = True
     """Decide and launch a step while the one before it still runs, on devices that compute by themselves."""
+    just_in_time: bool = True
+    """Where steps overlap, decide and launch the next one just before the one that runs is done, so that it has who
+    arrived meanwhile; otherwise as soon as there is room for it.
+    """
     max_step_ms: float = 0.0
     """Longest step aimed at, in milliseconds: prompts are cut so that running sequences get their next token in time;
     0 computes step_tokens however long they take.

@@ -16,7 +16,7 @@ import secrets
 import time
 import uuid
 from array import array
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
@@ -25,15 +25,17 @@ from torch import Tensor
 
 from engine.batch import ForwardBatch, KVTensors
 from engine.config import EngineConfig
-from engine.device import CpuDevice, Device
+from engine.device import CpuDevice, Device, DeviceLostError
+from engine.ended import EndedRequests
 from engine.first_token import FirstTokens
 from engine.kv_cache import BlockPool
 from engine.metrics import EngineMetrics
 from engine.monitor import MONITOR
+from engine.pacing import Pacer
 from engine.request import Request, RequestError
 from engine.runner import Flight, Runner
-from engine.sampler import BROKEN
-from engine.scheduler import Applied, Limits, Scheduler, decide, shape_of
+from engine.sampler import BROKEN, Sampled
+from engine.scheduler import Applied, Limits, Scheduler, decide
 from engine.sizing import Shape, free_host_bytes, plan_kv
 from engine.steps import make_steps
 from engine.watchdog import InFlight
@@ -52,12 +54,10 @@ from kernels.interface import Ops
 
 log = logging.getLogger("engine.core")
 
+NAP_S = 2e-4
+"""Longest wait for the moment of the next launch, after which arrivals are read again."""
 WATERMARK = 0.01
 """Part of the pages that an admission leaves free for the growth of running requests."""
-
-Ended = tuple[float, int, int, int, bool, FinishReason]
-"""When a request ended, its four counters and how. A tuple of plain values, which the garbage collector need not
-visit."""
 
 
 class Model(Protocol):
@@ -79,7 +79,8 @@ class Model(Protocol):
 
 
 class EngineCore:
-    """One model's engine. `clock` gives seconds and never goes back; `draw_seed` seeds requests that name no seed."""
+    """One model's engine. `clock` gives seconds and never goes back; `sleep` lets some of them pass; `draw_seed` seeds
+    requests that name no seed."""
 
     def __init__(
         self,
@@ -88,6 +89,7 @@ class EngineCore:
         ops: Ops | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
         draw_seed: Callable[[], int] = lambda: secrets.randbits(63),
         device: Device | None = None,
         free_bytes: int | None = None,
@@ -111,6 +113,7 @@ class EngineCore:
         self.metrics = EngineMetrics()
         self._eos_ids = shape.eos_token_ids
         self._clock = clock
+        self._sleep = sleep
         self._draw_seed = draw_seed
         max_running = min(config.max_running, config.step_tokens)
         self._pool = BlockPool(plan.num_pages, plan.page_size, prefix_cache=config.prefix_cache)
@@ -144,11 +147,14 @@ class EngineCore:
             max_context=plan.max_context,
         )
         self.steps = steps
+        self._device = device
+        self._lost: DeviceLostError | None = None
         self._runner = Runner(steps, device, max_running, plan.page_size)
         self._flights: deque[Flight] = deque()
         self._ahead = int(config.overlap and device.asynchronous and steps.overlaps)
+        self._pacer = Pacer(self._first_tokens.times) if config.just_in_time and self._ahead else None
         self._live: dict[str, Request] = {}
-        self._ended: OrderedDict[str, Ended] = OrderedDict()
+        self._ended = EndedRequests(config.usage_retention_s)
         self._arrivals = 0
         self._outbox: list[Progress] = []
 
@@ -214,35 +220,49 @@ class EngineCore:
         if request is not None:
             self._end(request, "abort")
             return
-        ended = self._ended.get(request_id)
-        counters = Counters(*ended[1:5]) if ended else Counters()
+        ended = self._ended.usage(request_id)
+        counters = ended.counters if ended else Counters()
         self._outbox.append(Progress(request_id=request_id, counters=counters, finish_reason="abort"))
 
     def has_work(self) -> bool:
         """True when step() has something to compute, to wait for or to say."""
-        return bool(self._live or self._outbox or self._flights)
+        return bool(self._live or self._outbox or self._flights or self._lost)
 
     def step(self) -> list[Progress]:
         """Launch one step if there is anything to compute, collect one that is due; return what there is to say, in
-        order."""
+        order. Raises DeviceLostError once what a lost device took with it has been said."""
+        if self._lost is not None:
+            raise self._lost
+        if self._early():
+            said, self._outbox = self._outbox, []
+            return said
         launched = bool(self._live) and self._launch()
         if self._flights and (len(self._flights) > self._ahead or not launched):
             self._collect(self._flights.popleft())
         said, self._outbox = self._outbox, []
         return said
 
+    def _early(self) -> bool:
+        """True when the step behind the one that runs is not due yet, after a short wait for it."""
+        if self._pacer is None or not self._flights or not self._live:
+            return False
+        running = self._flights[0]
+        left = self._pacer.due(running.shape, running.started) - self._clock()
+        if left <= 0 or running.pending is None or running.pending.ready():
+            return False
+        self._sleep(min(left, NAP_S))
+        return True
+
     def _launch(self) -> bool:
         """Decide, prepare and launch a step; False where all that is left to compute is on its way."""
         started = self._clock()
-        self._forget(started)
+        self._ended.forget(started)
         applied = self._scheduler.apply(decide(self._scheduler.view(), self._limits, self._first_tokens.pace))
         if not applied.work:
             if not self._flights:
                 raise RequestError(f"{len(self._live)} requests live, but none can be scheduled")
             return False
-        shape = shape_of(applied.work)
         flight = self._runner.prepare(applied)
-        flight.shape = shape
         flight.started = started
         self._count(applied, flight.packed.tokens, started)
         try:
@@ -250,6 +270,9 @@ class EngineCore:
         except Exception as error:  # a supervision boundary: whatever a model raises ends this step's requests only
             self._fail(flight, error)
             return True
+        if self._pacer is not None and self._flights:
+            running = self._flights[0].pending
+            self._pacer.launched(self._clock() - started, late=running is not None and running.ready())
         self._flights.append(flight)
         return True
 
@@ -258,6 +281,8 @@ class EngineCore:
         for (request, _), epoch in zip(flight.work, flight.epochs, strict=True):
             if request.epoch == epoch:
                 self._end(request, "error", error=f"the model failed: {type(error).__name__}: {error}")
+        if self._device.lost(error):
+            self._lost = DeviceLostError(f"the device is lost: {error}")
 
     def _count(self, applied: Applied, tokens: int, now: float) -> None:
         metrics = self.metrics
@@ -282,39 +307,41 @@ class EngineCore:
         self._first_tokens.times.finished(flight.shape, flight.started, now)
         self.metrics.last_step_ms = (now - flight.started) * 1e3
         self.metrics.step_ms.observe(self.metrics.last_step_ms)
-        computed, page_size = self._scheduler.computed, self._pool.page_size
-        for (request, _), epoch, end in zip(flight.work, flight.epochs, flight.ends, strict=True):
-            # Most steps neither start a request nor fill a page
-            if request.epoch == epoch and (end >= (request.published + 1) * page_size or not request.started):
-                computed(request, end)
-        metrics, outbox, logprobs = self.metrics, self._outbox, sampled.logprobs
-        for index, (request, epoch, token) in enumerate(
-            zip(flight.sampling, flight.sampling_epochs, sampled.tokens, strict=True)
-        ):
+        for index in flight.packed.landmarks:
+            request = flight.work[index].request
+            if request.epoch == flight.epochs[index]:
+                self._scheduler.computed(request, int(flight.packed.lens[index]))
+        self._say(flight, sampled, now)
+
+    def _say(self, flight: Flight, sampled: Sampled, now: float) -> None:
+        """Give each request its token. For hundreds in a step: what Request.sampled does is done here, in the loop."""
+        metrics, say, logprobs = self.metrics, self._outbox.append, sampled.logprobs
+        raw = array("i", sampled.tokens).tobytes()
+        at = 0
+        for request, epoch, token in zip(flight.sampling, flight.sampling_epochs, sampled.tokens, strict=True):
+            at += 4
             if request.epoch != epoch:
                 continue
             if token == BROKEN:
                 self._end(request, "error", error="the model's logits are not finite")
                 continue
-            known = request.sampled(token)
+            tokens, prompt_len = request.tokens, request.prompt_len
+            known = len(tokens) - request.ahead
+            tokens[known] = token
+            request.ahead -= 1
+            known += 1
             metrics.completion_tokens += 1
-            if known == request.prompt_len + 1:
+            if known == prompt_len + 1:
                 metrics.first_token_seconds.observe(now - request.queued_at)
-            entry = [logprobs[index]] if index in logprobs else None
+            entry = [logprobs[at // 4 - 1]] if at // 4 - 1 in logprobs else None
             if token in request.stops:
                 request.stop_token = token
                 self._end(request, "stop", token=token, logprobs=entry)
             elif known == request.limit:
                 self._end(request, "length", token=token, logprobs=entry)
             else:
-                outbox.append(
-                    Progress(
-                        request_id=request.request_id,
-                        tokens=token.to_bytes(4, "little"),
-                        logprobs=entry,
-                        counters=Counters(request.prompt_len, request.prompt_cached, known - request.prompt_len, True),
-                    )
-                )
+                counters = Counters(prompt_len, request.prompt_cached, known - prompt_len, True)
+                say(Progress(request_id=request.request_id, tokens=raw[at - 4 : at], logprobs=entry, counters=counters))
 
     def _end(
         self,
@@ -332,14 +359,7 @@ class EngineCore:
         self._scheduler.finish(request, reason)
         del self._live[request.request_id]
         counters = request.counters
-        self._ended[request.request_id] = (
-            now,
-            counters.prompt,
-            counters.cached,
-            counters.completion,
-            counters.started,
-            reason,
-        )
+        self._ended.remember(request.request_id, counters, reason, now)
         self.metrics.finished[reason] = self.metrics.finished.get(reason, 0) + 1
         self._outbox.append(
             Progress(
@@ -353,29 +373,19 @@ class EngineCore:
             )
         )
 
-    def _forget(self, now: float) -> None:
-        """Drop counters that are older than the retention."""
-        oldest = now - self.config.usage_retention_s
-        while self._ended:
-            request_id, ended = next(iter(self._ended.items()))
-            if ended[0] > oldest:
-                return
-            del self._ended[request_id]
-
     def in_flight(self) -> list[InFlight]:
         """What the steps that run or were planned last compute."""
         return self._scheduler.in_flight()
 
     def usage(self, request_ids: Iterable[str]) -> dict[str, Usage]:
         """Counters of those requests that are known: live, or ended within the retention."""
-        self._forget(self._clock())
+        self._ended.forget(self._clock())
         known: dict[str, Usage] = {}
         for request_id in request_ids:
             if request_id in self._live:
                 known[request_id] = Usage(self._live[request_id].counters, None)
-            elif request_id in self._ended:
-                ended = self._ended[request_id]
-                known[request_id] = Usage(Counters(*ended[1:5]), ended[5])
+            elif (ended := self._ended.usage(request_id)) is not None:
+                known[request_id] = ended
         return known
 
     def snapshot(self, query_id: int = 0) -> Snapshot:
@@ -408,7 +418,7 @@ class EngineCore:
         queued = {request.request_id for request in (*self._scheduler.running, *self._scheduler.waiting)}
         if queued != set(self._live):
             raise RequestError(f"live requests and queues differ: {sorted(queued ^ set(self._live))[:8]}")
-        if self._live.keys() & self._ended.keys():
+        if any(request_id in self._ended for request_id in self._live):
             raise RequestError("a request is both live and ended")
 
     @classmethod

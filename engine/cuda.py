@@ -20,6 +20,11 @@ from engine.device import Pending, Result, Work
 _cuda: Any = torch.cuda
 """Its streams and events are untyped in torch."""
 
+FAULTS = ("CUDA error", "Triton Error [CUDA]")
+"""How libraries tell of a fault on the device"""
+RESULT_ROWS = 1024
+"""Rows of pinned memory for results, at least: the first steps take all that later ones need."""
+
 
 def peak_memory(work: Callable[[], None]) -> int:
     """Most bytes that `work` held at once beyond what was held before; what it leaves is given back."""
@@ -53,15 +58,30 @@ class CudaDevice:
 
     @contextmanager
     def building(self) -> Iterator[None]:
-        """Inside, work goes to the stream of the steps; before and after, everything there is to do has been done."""
+        """Inside, work goes to the stream of the steps; before and after, everything there is to do has been done. The
+        garbage collector stands still: what it frees of an earlier engine could break into the capture of a graph."""
+        gc.collect()
         _cuda.synchronize()
-        with _cuda.stream(self.stream):
-            yield
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            with _cuda.stream(self.stream):
+                yield
+        finally:
+            if collects:
+                gc.enable()
         _cuda.synchronize()
+
+    def lost(self, error: Exception) -> bool:
+        """After a fault on the device every call fails, whatever it is asked, until the process ends."""
+        if isinstance(error, torch.OutOfMemoryError):
+            return False
+        text = str(error)
+        return isinstance(error, torch.AcceleratorError) or any(word in text for word in FAULTS)
 
     def staging(self, size: int) -> Tensor:
         """Pinned memory."""
-        return torch.zeros(size, dtype=torch.int32, pin_memory=True)
+        return _pinned((size,), torch.int32)
 
     def run(self, work: Work) -> Pending:
         """Queue it on the stream; the host goes on."""
@@ -85,20 +105,27 @@ class CudaDevice:
         return _Copied(done, copies)
 
 
+def _pinned(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros that the device reads and writes by itself."""
+    return torch.zeros(size, dtype=dtype, pin_memory=True)
+
+
 class _PinnedRing:
-    """Pinned memory for results; a piece is taken again after three further steps of the same shape."""
+    """Pinned memory for results; a piece is taken again after three further steps with such results."""
 
     def __init__(self) -> None:
-        self._free: dict[tuple[torch.Size, torch.dtype], deque[Tensor]] = {}
+        self._rings: dict[tuple[torch.Size, torch.dtype], deque[Tensor]] = {}
 
     def take(self, like: Tensor) -> Tensor:
-        """Memory of this shape and type."""
-        ring = self._free.setdefault((like.shape, like.dtype), deque())
-        if len(ring) < 4:
-            ring.append(torch.empty(like.shape, dtype=like.dtype, pin_memory=True))
-            return ring[-1]
+        """Memory of this shape and type: the front of a larger piece."""
+        rows, rest = like.shape[0], like.shape[1:]
+        ring = self._rings.get((rest, like.dtype))
+        if ring is None or ring[0].shape[0] < rows:
+            size = (max(rows, RESULT_ROWS), *rest)
+            ring = deque(_pinned(size, like.dtype) for _ in range(4))
+            self._rings[rest, like.dtype] = ring
         ring.rotate(-1)
-        return ring[-1]
+        return ring[-1][:rows]
 
 
 class _Copied:
@@ -111,8 +138,11 @@ class _Copied:
         self._result = result
 
     def ready(self) -> bool:
-        """True when the copies have arrived."""
-        return bool(self._event.query())
+        """True when the copies have arrived, or never will: then wait() says why."""
+        try:
+            return bool(self._event.query())
+        except RuntimeError:
+            return True
 
     def wait(self) -> Result:
         """Wait for the copies. Raises what CUDA says went wrong since."""

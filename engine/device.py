@@ -52,6 +52,14 @@ class Device(Protocol):
         """Do `work` after everything that was given before. It may raise here or when its results are waited for."""
         ...
 
+    def lost(self, error: Exception) -> bool:
+        """True when work that raised this says that the device will do no more work for this process."""
+        ...
+
+
+class DeviceLostError(RuntimeError):
+    """The device does no more work for this process."""
+
 
 class Done:
     """Results that are there."""
@@ -84,6 +92,10 @@ class CpuDevice:
         """Do it now; raises what it raises."""
         return Done(work())
 
+    def lost(self, error: Exception) -> bool:
+        """Never."""
+        return False
+
 
 def open_device(name: str) -> Device:
     """The device of this name, "cpu" or "cuda"."""
@@ -94,8 +106,13 @@ def open_device(name: str) -> Device:
     return CudaDevice()
 
 
+PATIENCE = 3
+"""How often a ScriptedDevice is asked whether work is done before it does it."""
+
+
 class ScriptedDevice:
-    """A device that does its work as late as it may: when somebody waits for a result, in order.
+    """A device that does its work as late as it may, in order: when somebody waits for a result, or has asked for it
+    PATIENCE times.
 
     For tests: a host that overwrites what has not been copied yet, or reads what is not known yet, is found out.
     """
@@ -125,6 +142,10 @@ class ScriptedDevice:
         """Do the oldest piece of work."""
         self._queue.popleft().do()
 
+    def lost(self, error: Exception) -> bool:
+        """Of errors that say so themselves."""
+        return isinstance(error, DeviceLostError)
+
 
 class _Late:
     """Work on a ScriptedDevice."""
@@ -132,6 +153,7 @@ class _Late:
     def __init__(self, device: ScriptedDevice, work: Work) -> None:
         self._device = device
         self._work: Work | None = work
+        self._asked = 0
         self._result: Result = ()
         self._error: Exception | None = None
 
@@ -146,7 +168,10 @@ class _Late:
             self._error = error
 
     def ready(self) -> bool:
-        """True when it has been done."""
+        """True when it has been done, by now at the latest when this has been asked often."""
+        self._asked += 1
+        while self._work is not None and self._asked >= PATIENCE:
+            self._device.advance()
         return self._work is None
 
     def wait(self) -> Result:

@@ -80,9 +80,7 @@ class ExactSteps:
         logits = self._model.forward(self._batch(step), self._kv)
         flight.sampled = Sampled([])
         if packed.sampling:
-            flight.sampled = self._sampler.sample(
-                logits, step.sample_rows.tolist(), step.sample_positions.tolist(), self._tokens
-            )
+            flight.sampled = self._sampler.sample(logits, step.sample_rows, step.sample_positions, self._tokens)
         return ()
 
     def tokens(self, flight: Flight, result: Result) -> Sampled:

@@ -8,17 +8,19 @@ device has sampled is not sent back to it: the buffer says that the token table 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from engine.request import Request
-from engine.scheduler import Work
-from kernels.step_layout import CARRIED, LOGITS, PAGES, SEQS, TOKENS, StepLayout
+from engine.request import Request, Work
+from kernels.step_layout import CARRIED, PAGES, SEQS, StepLayout
 
 Int32s = npt.NDArray[np.int32]
+
+Update = tuple[int, int, int]
+"""Request row, index in its page table, page"""
 
 SLOTS = 3
 """Buffers that take turns: one that is filled while the steps of two others may still be read."""
@@ -51,8 +53,26 @@ class Packed:
     """S"""
     sampling: list[Request]
     """Requests that get a token, in the order of the rows of logits"""
+    lens: Int32s
+    """Tokens of each sequence that are computed afterwards"""
+    landmarks: list[int]
+    """Places in the work of sequences that fill a page, or of which the device knew nothing before"""
+    same: bool
+    """The very requests of the step before, each with its next token"""
+
+
+@dataclass(slots=True)
+class _Decodes:
+    """A step of nothing but decodes, in case the next one is of the same."""
+
+    work: list[Work]
+    layout: StepLayout
     rows: Int32s
-    """Their rows"""
+    sampling: list[Request]
+    lens: Int32s
+    landmarks: list[int]
+    positions: list[Int32s | None] = field(default_factory=lambda: [None] * SLOTS)
+    """First positions in the buffers that describe it already"""
 
 
 class StepPacker:
@@ -77,14 +97,19 @@ class StepPacker:
         self._sent: Int32s = np.zeros(rows, dtype=np.int32)
         self._expected: Int32s = np.full(rows, -1, dtype=np.int32)
         self._arange: Int32s = np.arange(rows, dtype=np.int32)
+        self._last: _Decodes | None = None
 
     def admit(self, row: int) -> None:
         """A request has got this row; the device knows nothing of it."""
         self._sent[row] = 0
         self._expected[row] = -1
+        self._last = None
 
-    def pack(self, work: Sequence[Work]) -> Packed:
+    def pack(self, work: list[Work]) -> Packed:
         """Pack a step whose requests have been scheduled. The buffer may be filled again after two further steps."""
+        last = self._last
+        if last is not None and work == last.work:
+            return self._next(last)
         seqs = len(work)
         rows = np.array([request.row for request, _ in work], dtype=np.int32)
         lens = np.array([request.scheduled for request, _ in work], dtype=np.int32)
@@ -115,10 +140,41 @@ class StepPacker:
         chosen = rows[wanted]
         self._expected[chosen] = lens[wanted]
         updates, before = self._pages(work, rows, lens, layout, array)
-        array[SEQS], array[TOKENS], array[LOGITS], array[PAGES], array[CARRIED] = (
-            seqs, tokens, len(sampling), updates, carried,
-        )  # fmt: skip
-        return Packed(layout, buffer, before, tokens, seqs, sampling, chosen)
+        array[SEQS : CARRIED + 1] = seqs, tokens, len(sampling), updates, carried
+        landmarks = np.flatnonzero(~relayed | (counts > 1) | (lens % self._page_size == 0)).tolist()
+        self._last = None
+        if tokens == seqs == len(sampling):
+            self._last = _Decodes(work, layout, rows, sampling, lens, landmarks)
+        return Packed(layout, buffer, before, tokens, seqs, sampling, lens, landmarks, False)
+
+    def _next(self, last: _Decodes) -> Packed:
+        """The same for a step of the very decodes of the step before: each has got a token, which the device has."""
+        seqs = len(last.work)
+        turn = self._turn
+        self._turn = (turn + 1) % SLOTS
+        buffer = self._slots[turn]
+        positions = last.positions[turn]
+        if positions is None:  # what follows differs from turn to turn in the positions and the pages alone
+            described = last.layout.seqs_of(buffer.array)
+            described[0, :seqs] = last.rows
+            described[1, :seqs] = last.layout.logits_of(buffer.array)[:seqs] = self._arange[:seqs]
+            described[3, :seqs] = -1
+            buffer.array[SEQS : CARRIED + 1] = seqs, seqs, seqs, 0, 0
+            positions = last.positions[turn] = described[2, :seqs]
+        positions[:] = last.lens
+        lens = last.lens = last.lens + 1
+        self._expected[last.rows] = lens
+        updates: list[Update] = []
+        for s in last.landmarks:  # only who has filled a page needs another one
+            request, needed = last.work[s].request, -(-int(lens[s]) // self._page_size)
+            if needed > self._sent[request.row]:
+                self._sent[request.row] = needed
+                updates.append((request.row, needed - 1, request.pages[needed - 1]))
+        buffer.array[PAGES] = len(updates)
+        if updates:
+            _put(updates, last.layout, buffer.array)
+        last.landmarks = (lens % self._page_size == 0).nonzero()[0].tolist()
+        return Packed(last.layout, buffer, [], seqs, seqs, last.sampling, lens, last.landmarks, True)
 
     def _carry(self, work: Sequence[Work], which: list[int], sources: Int32s, into: Int32s) -> int:
         """Copy the tokens of these sequences into the buffer; returns how many."""
@@ -140,7 +196,7 @@ class StepPacker:
         grown = np.flatnonzero(needed > sent)
         if not grown.size:
             return 0, []
-        updates: list[tuple[int, int, int]] = []
+        updates: list[Update] = []
         for s, start, stop in zip(grown.tolist(), sent[grown].tolist(), needed[grown].tolist(), strict=True):
             request = work[s].request
             row = request.row
@@ -159,5 +215,5 @@ class StepPacker:
         return len(updates), before
 
 
-def _put(updates: list[tuple[int, int, int]], layout: StepLayout, array: Int32s) -> None:
+def _put(updates: list[Update], layout: StepLayout, array: Int32s) -> None:
     layout.pages_of(array)[:, : len(updates)] = np.array(updates, dtype=np.int32).T

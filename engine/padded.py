@@ -155,6 +155,7 @@ class PaddedSteps:
             kv_lens=into.kv_lens,
             page_table=into.page_table,
             logit_rows=into.logit_rows.to(torch.int64),
+            decode=bucket.decode,
         )
         return self._model.hidden(batch, self.kv, every=bucket.decode)
 

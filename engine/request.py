@@ -15,6 +15,7 @@ from __future__ import annotations
 from array import array
 from enum import Enum
 from itertools import pairwise
+from typing import NamedTuple
 
 from engine.kv_cache import PrefixKeys
 from engine.sampling_params import SamplingParams
@@ -52,6 +53,7 @@ class Request:
         "finish_reason",
         "keys",
         "limit",
+        "next",
         "pages",
         "params",
         "parent_uid",
@@ -118,17 +120,15 @@ class Request:
         self.finish_reason: FinishReason | None = None
         self.stop_token: int | None = None
         self.queued_at = now
+        self.next = Work(self, 1)
+        """its work in every step in which it needs one token: made once, and equal lists of work are found equal
+        without a look inside"""
         self.verify()
 
     @property
     def generated(self) -> int:
         """Tokens generated so far, as far as they are known."""
         return len(self.tokens) - self.ahead - self.prompt_len
-
-    @property
-    def full(self) -> bool:
-        """True when its last token is on the way: there is nothing more to compute."""
-        return len(self.tokens) == self.limit
 
     @property
     def counters(self) -> Counters:
@@ -187,6 +187,7 @@ class Request:
             raise RequestError(f"{self.request_id}: finished twice")
         self.state = RequestState.FINISHED
         self.finish_reason = reason
+        del self.next  # it refers to this request: both would stay until the garbage collector comes
         return self._leave()
 
     def _leave(self) -> list[int]:
@@ -218,3 +219,10 @@ class Request:
             raise RequestError(f"{self.request_id}: {self.state.value} with {len(self.pages)} pages")
         if (self.state is RequestState.FINISHED) != (self.finish_reason is not None):
             raise RequestError(f"{self.request_id}: {self.state.value} with finish reason {self.finish_reason}")
+
+
+class Work(NamedTuple):
+    """A request and how many of its next tokens are computed."""
+
+    request: Request
+    tokens: int

@@ -16,9 +16,9 @@ import torch
 
 from engine.device import Device, Pending, Result
 from engine.packing import Packed, StepPacker
-from engine.request import Request
+from engine.request import Request, Work
 from engine.sampler import Sampled, plain
-from engine.scheduler import Applied, Work
+from engine.scheduler import Applied, shape_of
 from engine.step_time import StepShape
 from kernels.step_layout import StepLayout
 
@@ -36,9 +36,8 @@ class Flight:
     epochs: list[int]
     sampling_epochs: list[int]
     """of those that get a token"""
-    ends: list[int]
-    """how many tokens of each are computed afterwards"""
     packed: Packed
+    shape: StepShape
     admitted: list[tuple[int, object | None]]
     """rows that got a new owner, with what choosing its tokens needs; None for a plain one"""
     kind: int
@@ -48,7 +47,6 @@ class Flight:
     pending: Pending | None = None
     started: float = 0.0
     """by the engine's clock"""
-    shape: StepShape = StepShape(0, 0, 0, 0)  # noqa: RUF009 - a tuple cannot change
 
     @property
     def sampling(self) -> list[Request]:
@@ -107,6 +105,7 @@ class Runner:
     page_size: int
     _packer: StepPacker = field(init=False)
     _asks: list[int] = field(init=False)
+    _last: Flight | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self._packer = StepPacker(
@@ -128,20 +127,25 @@ class Runner:
             admitted.append((request.row, None if asks == PLAIN else self.steps.state(request)))
         work = applied.work
         packed = self._packer.pack(work)
-        flight = Flight(
-            work=work,
-            epochs=[request.epoch for request, _ in work],
-            sampling_epochs=[request.epoch for request in packed.sampling],
-            ends=[request.scheduled for request, _ in work],
-            packed=packed,
-            admitted=admitted,
-            kind=max([self._asks[request.row] for request in packed.sampling], default=PLAIN),
-        )
+        sampling = packed.sampling
+        last = self._last
+        if packed.same and last is not None:
+            epochs, sampling_epochs, kind = last.epochs, last.sampling_epochs, last.kind
+        else:
+            epochs = [request.epoch for request, _ in work]
+            sampling_epochs = [request.epoch for request in sampling]
+            kind = max([self._asks[request.row] for request in sampling], default=PLAIN)
+        if packed.tokens == packed.seqs:
+            shape = StepShape(packed.seqs, packed.seqs, int(packed.lens.sum()), 0)
+        else:
+            shape = shape_of(work)
+        # For hundreds in a step: as dispatch() does, and expect() of those that get a token
         for request, _ in work:
-            request.computed = request.scheduled  # as dispatch(), for hundreds in a step
-        for request in packed.sampling:
-            request.tokens.append(0)  # as expect()
+            request.computed = request.scheduled
+        for request in sampling:
+            request.tokens.append(0)
             request.ahead += 1
+        flight = self._last = Flight(work, epochs, sampling_epochs, packed, shape, admitted, kind)
         return flight
 
     def launch(self, flight: Flight) -> None:

@@ -171,26 +171,34 @@ class Sampler:
     def __init__(self, vocab_size: int, max_running: int) -> None:
         self._rows = RowSampler(vocab_size)
         self._states: list[RowState | None] = [None] * max_running
+        self._asking: set[int] = set()
+        """Rows with a state"""
+        self._arange = np.arange(max_running)
 
     def install(self, row: int, state: RowState | None) -> None:
         """A request has got this row. None: a plain one."""
         self._states[row] = state
+        if state is None:
+            self._asking.discard(row)
+        else:
+            self._asking.add(row)
 
-    def sample(self, logits: Tensor, rows: Sequence[int], positions: Sequence[int], table: Tokens) -> Sampled:
+    def sample(
+        self, logits: Tensor, rows: Sequence[int] | Tokens, positions: Sequence[int] | Tokens, table: Tokens
+    ) -> Sampled:
         """Choose the tokens of request rows `rows` at `positions` from logits float32 [R, vocab], which stay as they
         are, and write them into the token table [rows, context]."""
         values: npt.NDArray[np.float32] = (logits if logits.device.type == "cpu" else logits.cpu()).numpy()
-        states = [self._states[row] for row in rows]
-        if not any(states):
+        if not self._asking or not any(states := [self._states[row] for row in rows]):
             best = argmax_rows(values)
-            tokens: list[int] = best.tolist()
-            finite = np.isfinite(values[np.arange(len(tokens)), best])
+            finite = np.isfinite(values[self._arange[: len(best)], best])
             if not finite.all():
-                tokens = [token if ok else BROKEN for token, ok in zip(tokens, finite, strict=True)]
-            table[rows, positions] = tokens
+                best = np.where(finite, best, BROKEN)
+            table[rows, positions] = best
+            tokens: list[int] = best.tolist()
             return Sampled(tokens)
         sampled = Sampled([])
-        for i, (state, request_row, position) in enumerate(zip(states, rows, positions, strict=True)):
+        for i, (state, request_row, position) in enumerate(zip(states, rows, map(int, positions), strict=True)):
             row = values[i]
             if state is None:
                 sampled.tokens.append(finite_argmax(row))

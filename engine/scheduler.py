@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from engine.kv_cache import BlockPool, Match
 from engine.prefill import Budget, Prefill
-from engine.request import Request, RequestError, RequestState
+from engine.request import Request, RequestError, RequestState, Work
 from engine.step_time import UNPACED, Pace, StepShape, chunk_pairs
 from engine.watchdog import InFlight
 from engine.wire import FinishReason
@@ -89,13 +89,6 @@ class View:
     """of the waiting, those in the fast lane, the shortest first; lazy, too"""
 
 
-class Work(NamedTuple):
-    """A request and how many of its next tokens are computed."""
-
-    request: Request
-    tokens: int
-
-
 class Admission(NamedTuple):
     """A waiting request that starts to run, with its first `tokens` tokens after the cached prefix."""
 
@@ -110,6 +103,8 @@ class Decision:
 
     preempt: list[Request] = field(default_factory=list)
     work: list[Work] = field(default_factory=list)
+    grow: list[Request] = field(default_factory=list)
+    """of the decodes, those whose next token needs one more page"""
     admit: list[Admission] = field(default_factory=list)
 
     @property
@@ -126,19 +121,20 @@ def decide(view: View, limits: Limits, pace: Pace = UNPACED) -> Decision:
     preempt: list[Request] = []
     dropped: dict[int, int] = {}
     work: list[Work] = []
+    grow: list[Request] = []
     chunked: list[tuple[int, Request]] = []
     context = 0
     end = len(running)  # running[end:] is preempted
     for i, request in enumerate(running):
         if i >= end:
             break
-        if request.full:
-            continue
-        computed = request.computed
-        if len(request.tokens) - computed != 1:
+        computed, known = request.computed, len(request.tokens)
+        if known == request.limit:
+            continue  # its last token is on the way
+        if known - computed != 1:
             chunked.append((i, request))
             continue
-        if computed == len(request.pages) * page_size:
+        if computed % page_size == 0 and computed == len(request.pages) * page_size:
             while available == 0 and end > i:
                 end -= 1
                 available += _released(running[end], view.refcounts, dropped)
@@ -146,10 +142,11 @@ def decide(view: View, limits: Limits, pace: Pace = UNPACED) -> Decision:
             if end == i:
                 break  # it was the lowest rank itself
             available -= 1
-        work.append(Work(request, 1))
-        context += computed + 1
+            grow.append(request)
+        work.append(request.next)
+        context += known
     if not chunked and not view.waiting:
-        return Decision(preempt, work)
+        return Decision(preempt, work, grow)
     decodes = len(work)
     prefill = Prefill(
         view,
@@ -164,7 +161,7 @@ def decide(view: View, limits: Limits, pace: Pace = UNPACED) -> Decision:
     )
     prefill.compute([request for i, request in chunked if i < end], admitting=not preempt)
     work += [Work(request, count) for request, count in prefill.chunks()]
-    return Decision(preempt, work, [Admission(*admission) for admission in prefill.admissions()])
+    return Decision(preempt, work, grow, [Admission(*admission) for admission in prefill.admissions()])
 
 
 def shape_of(work: Iterable[Work]) -> StepShape:
@@ -195,8 +192,6 @@ class Applied:
     """A decision that has taken effect: the step's work, and whose device state changed."""
 
     work: list[Work]
-    grown: list[Request]
-    """running requests whose table got one more page"""
     admitted: list[Request]
     preempted: list[tuple[Request, int]]
     """with the row that each had"""
@@ -252,18 +247,15 @@ class Scheduler:
         preempted = [(request, self._preempt(request)) for request in decision.preempt]
         for admission in decision.admit:
             self.pool.acquire(admission.match.pages)
-        grown = []
-        page_size = self.limits.page_size
-        for request, count in decision.work:
-            if request.computed + count > len(request.pages) * page_size:
-                request.pages += self.pool.allocate(1)
-                grown.append(request)
-            request.schedule(count)
+        for request in decision.grow:
+            request.pages += self.pool.allocate(1)
         work = decision.work
+        for request, count in work:
+            request.scheduled += count  # as schedule(), for hundreds in a step
         if decision.admit:
             work = work + [self._admit(admission) for admission in decision.admit]
         self._planned.append(work)
-        return Applied(work, grown, [admission.request for admission in decision.admit], preempted)
+        return Applied(work, [admission.request for admission in decision.admit], preempted)
 
     def _admit(self, admission: Admission) -> Work:
         request, match, count = admission

@@ -12,6 +12,7 @@ out until none is, after Lawson and Hanson's active sets.
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -34,6 +35,10 @@ WHOLE = 1 << 30
 """More tokens than any step has."""
 
 Floats = npt.NDArray[np.float64]
+
+
+Row = tuple[int, int, int, int, float, int]
+"""A step's shape, its seconds and its number"""
 
 
 class StepShape(NamedTuple):
@@ -148,15 +153,19 @@ class StepTimes:
         """What steps cost, as of the last fit."""
         self.seen = 0
         """Steps observed."""
-        self._windows: dict[int, _Window] = {}
+        self._windows: dict[int, deque[Row]] = {}
         self._done = -math.inf
         self._due = 0
 
     def finished(self, shape: StepShape, launched: float, done: float) -> None:
         """A step has run: launched and done by one clock, in seconds. Where steps overlap, one begins when the one
         before it is done."""
-        began, self._done = max(launched, self._done), done
+        began, self._done = self.begun(launched), done
         self.observe(shape, done - began)
+
+    def begun(self, launched: float) -> float:
+        """When a step that was launched then began, or will: not before the one before it is done."""
+        return max(launched, self._done)
 
     def observe(self, shape: StepShape, seconds: float) -> None:
         """A step of this shape took `seconds`."""
@@ -165,32 +174,12 @@ class StepTimes:
         size = shape.tokens.bit_length()
         window = self._windows.get(size)
         if window is None:
-            window = self._windows[size] = _Window()
+            window = self._windows[size] = deque(maxlen=WINDOW)
             self._due = 0  # a size never seen before is news
         self.seen += 1
-        window.add(shape, seconds, self.seen)
+        window.append((*shape, seconds, self.seen))
         self._due -= 1
         if self._due <= 0:
-            rows = np.concatenate([window.rows for window in self._windows.values()])
+            rows = np.array([row for rows in self._windows.values() for row in rows])
             self.cost = fit(rows[:, :4], rows[:, 4], self.seen - rows[:, 5])
             self._due = min(self.seen, REFIT_EVERY)
-
-
-class _Window:
-    """The latest steps of one size."""
-
-    __slots__ = ("_count", "_rows")
-
-    def __init__(self) -> None:
-        self._rows: Floats = np.zeros((WINDOW, 6))
-        self._count = 0
-
-    @property
-    def rows(self) -> Floats:
-        """[n, 6]: shape, seconds, number of the step."""
-        return self._rows[: self._count]
-
-    def add(self, shape: StepShape, seconds: float, number: int) -> None:
-        """Remember a step in place of the oldest."""
-        self._rows[self._count % WINDOW] = (*shape, seconds, number)
-        self._count += 1

@@ -43,8 +43,11 @@ def make_steps(
     from engine.cuda import CudaDevice
 
     assert isinstance(device, CudaDevice)
+    on_triton = ops is not None and ops.name == "triton"
+    if config.graphs == "on" and not on_triton:
+        raise ValueError("graphs on a GPU need the triton kernels: the others look at numbers on the host")
     with device.building():
-        graphs = EagerGraphs() if config.graphs == "off" else CudaGraphs(device.stream)
+        graphs = CudaGraphs(device.stream) if on_triton and config.graphs != "off" else EagerGraphs()
         return _padded(config, model, ops, kv, graphs, device.name, vocab_size, max_running, max_context)
 
 

@@ -53,7 +53,33 @@ def host_step(buffer: Int32s, layout: StepLayout, token_table: Int32s, page_tabl
     [rows, P], then gather its inputs from them."""
     header = buffer[:HEADER].tolist()
     seqs, tokens, logits = header[SEQS], header[TOKENS], header[LOGITS]
-    apply_pages(buffer, layout, page_table)
+    if header[PAGES]:
+        apply_pages(buffer, layout, page_table)
+    described = layout.seqs_of(buffer)
+    rows, positions = described[0, :seqs], described[2, :seqs]
+    if header[CARRIED] or not seqs == tokens == logits:
+        return _mixed(buffer, layout, header, token_table, page_table, page_size)
+    # Decodes alone, whose tokens the table has: the step of hundreds whose cost counts
+    starts = np.arange(seqs + 1, dtype=np.int32)
+    lens = positions + 1
+    return HostStep(
+        token_ids=token_table[rows, positions],
+        positions=positions,
+        slots=_slots(page_table, rows, positions, page_size),
+        q_starts=starts,
+        kv_lens=lens,
+        page_table=_tables(page_table, rows, lens, page_size),
+        logit_rows=np.arange(seqs),
+        sample_rows=rows,
+        sample_positions=lens,
+    )
+
+
+def _mixed(
+    buffer: Int32s, layout: StepLayout, header: list[int], token_table: Int32s, page_table: Int32s, page_size: int
+) -> HostStep:
+    """Any step whose page updates have been applied."""
+    seqs, tokens, logits = header[SEQS], header[TOKENS], header[LOGITS]
     rows, firsts, positions, sources = layout.seqs_of(buffer)[:, :seqs]
     starts = np.empty(seqs + 1, dtype=np.int32)
     starts[:seqs] = firsts
@@ -62,27 +88,33 @@ def host_step(buffer: Int32s, layout: StepLayout, token_table: Int32s, page_tabl
     lens = positions + counts
     if header[CARRIED]:
         _carry(buffer, layout, rows, positions, counts, sources, token_table)
-    row_of, at = rows, positions
-    if tokens != seqs:
-        row_of = rows.repeat(counts)
-        at = np.arange(tokens, dtype=np.int32) + (positions - firsts).repeat(counts)
-    index = at // page_size
-    slots = page_table[row_of, index]
-    slots -= index
-    slots *= page_size
-    slots += at
+    row_of = rows.repeat(counts)
+    at = np.arange(tokens, dtype=np.int32) + (positions - firsts).repeat(counts)
     wanted = layout.logits_of(buffer)[:logits]
     return HostStep(
         token_ids=token_table[row_of, at],
         positions=at,
-        slots=slots,
+        slots=_slots(page_table, row_of, at, page_size),
         q_starts=starts,
         kv_lens=lens,
-        page_table=page_table[:, : -(-int(lens.max()) // page_size)].take(rows, axis=0),
+        page_table=_tables(page_table, rows, lens, page_size),
         logit_rows=(starts[1:][wanted] - 1).astype(np.int64),
         sample_rows=rows[wanted],
         sample_positions=lens[wanted],
     )
+
+
+def _slots(page_table: Int32s, rows: Int32s, at: Int32s, page_size: int) -> Int32s:
+    index = at // page_size
+    slots = page_table[rows, index]
+    slots -= index
+    slots *= page_size
+    slots += at
+    return slots
+
+
+def _tables(page_table: Int32s, rows: Int32s, lens: Int32s, page_size: int) -> Int32s:
+    return page_table[:, : -(-int(lens.max()) // page_size)].take(rows, axis=0)
 
 
 def _carry(

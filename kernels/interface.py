@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -139,6 +139,35 @@ class Ops(Protocol):
 
     def gated(self, gate_up: Tensor, activation: Activation = "silu") -> Tensor:
         """[T, 2·I] → activation(first half) · second half, [T, I]."""
+        ...
+
+
+@runtime_checkable
+class PlannedAttention(Protocol):
+    """Operations whose attention is planned once for all layers of a step that have the same window."""
+
+    def attention_plan(
+        self, q: Tensor, key_cache: Tensor, q_starts: Tensor, kv_lens: Tensor, window: int, *, decode: bool
+    ) -> object:
+        """What `planned_attention` of every such layer needs, from one layer's q and cache. Only shapes and types of
+        these two are looked at. decode: one query a sequence is expected."""
+        ...
+
+    def planned_attention(
+        self,
+        q: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        q_starts: Tensor,
+        kv_lens: Tensor,
+        page_table: Tensor,
+        scale: float,
+        window: int,
+        plan: object,
+        *,
+        decode: bool,
+    ) -> Tensor:
+        """`Ops.paged_attention` with the plan of its step and window."""
         ...
 
 

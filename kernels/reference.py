@@ -287,7 +287,7 @@ def step_inputs(
         if source >= 0:
             carried = layout.tokens_of(buffer)[source : source + count]
             token_table[request, position : position + count] = carried
-        where = torch.arange(position, position + count)
+        where = torch.arange(position, position + count, device=buffer.device)
         into.q_starts[s], into.kv_lens[s] = first, position + count
         into.token_ids[first : first + count] = token_table[request, position : position + count]
         into.positions[first : first + count] = where.to(torch.int32)

@@ -7,15 +7,15 @@ from torch import Tensor
 from engine.batch import ForwardBatch, KVTensors
 from engine.layers.linear import MergedLinear
 from engine.models.config import ModelConfig
-from kernels.interface import Ops
+from kernels.interface import Ops, PlannedAttention
 
 
 class PagedAttention:
     """Grouped-query attention of one layer."""
 
     __slots__ = (
-        "_cos_sin", "_eps", "_kv_heads", "_layer", "_paged_attention", "_q_heads", "_rope_and_cache", "k_norm",
-        "output", "q_norm", "qkv", "scale", "window",
+        "_cos_sin", "_eps", "_kv_heads", "_layer", "_paged_attention", "_planned", "_q_heads", "_rope_and_cache",
+        "k_norm", "output", "q_norm", "qkv", "scale", "window",
     )  # fmt: skip
 
     def __init__(
@@ -44,6 +44,7 @@ class PagedAttention:
         self.window = config.window(layer)
         self._rope_and_cache = ops.rope_and_cache
         self._paged_attention = ops.paged_attention
+        self._planned = ops if isinstance(ops, PlannedAttention) else None
 
     def __call__(self, x: Tensor, batch: ForwardBatch, kv: KVTensors, rows: Tensor | None = None) -> Tensor:
         """x [T, H] → [T, H]; keys and values of all T tokens enter the cache. rows int64 [R]: the output of these rows
@@ -53,7 +54,20 @@ class PagedAttention:
             self.qkv(x), self._q_heads, self._kv_heads, batch.positions, batch.slots, self._cos_sin, keys, values,
             self.q_norm, self.k_norm, self._eps,
         )  # fmt: skip
-        mixed = self._paged_attention(
-            q, keys, values, batch.q_starts, batch.kv_lens, batch.page_table, self.scale, self.window
-        )
+        mixed = self._attend(q, keys, values, batch)
         return self.output(mixed if rows is None else mixed[rows])
+
+    def _attend(self, q: Tensor, keys: Tensor, values: Tensor, batch: ForwardBatch) -> Tensor:
+        ops, scale, window = self._planned, self.scale, self.window
+        if ops is None:
+            return self._paged_attention(
+                q, keys, values, batch.q_starts, batch.kv_lens, batch.page_table, scale, window
+            )
+        if window not in batch.plans:
+            batch.plans[window] = ops.attention_plan(
+                q, keys, batch.q_starts, batch.kv_lens, window, decode=batch.decode
+            )
+        return ops.planned_attention(
+            q, keys, values, batch.q_starts, batch.kv_lens, batch.page_table, scale, window, batch.plans[window],
+            decode=batch.decode,
+        )  # fmt: skip

@@ -18,6 +18,8 @@ from kernels.interface import Activation, LinearWeight, WeightPart
 from kernels.reference import check_parts
 from kernels.triton.activation import gated
 from kernels.triton.attention import paged_attention
+from kernels.triton.attention_shape import AttentionShape
+from kernels.triton.attention_split import SplitPlan, plan_splits
 from kernels.triton.embedding import embed
 from kernels.triton.gemm import MAX_ROWS, skinny_gemm
 from kernels.triton.norm import rms_norm
@@ -123,6 +125,36 @@ class TritonOps:
         return paged_attention(
             q, key_cache, value_cache, q_starts, kv_lens, page_table, scale, window, split=self._split,
             deterministic=self._deterministic,
+        )  # fmt: skip
+
+    def attention_plan(
+        self, q: Tensor, key_cache: Tensor, q_starts: Tensor, kv_lens: Tensor, window: int, *, decode: bool
+    ) -> object:
+        """Where sequences are cut along their keys; None where they are not."""
+        if self._deterministic or not self._split:
+            return None
+        shape = AttentionShape.of(q, key_cache)
+        return plan_splits(q_starts, kv_lens, q.shape[0], shape, window=window, decode=decode)
+
+    def planned_attention(
+        self,
+        q: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        q_starts: Tensor,
+        kv_lens: Tensor,
+        page_table: Tensor,
+        scale: float,
+        window: int,
+        plan: object,
+        *,
+        decode: bool,
+    ) -> Tensor:
+        """Causal attention over pages → [T, Hq·D]."""
+        assert plan is None or isinstance(plan, SplitPlan)
+        return paged_attention(
+            q, key_cache, value_cache, q_starts, kv_lens, page_table, scale, window, plan=plan, split=False,
+            decode=decode, deterministic=self._deterministic,
         )  # fmt: skip
 
     def gated(self, gate_up: Tensor, activation: Activation = "silu") -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -145,17 +146,27 @@ MakeBench = Callable[..., Bench]
 
 @pytest.fixture(scope="session")
 def make_bench() -> MakeBench:
-    """make_bench(pages=64, clock=…, device=…, **engine settings) → Bench."""
+    """make_bench(pages=64, clock=…, sleep=…, device=…, **engine settings) → Bench."""
 
     def make(
-        pages: int = 64, clock: Callable[[], float] = lambda: 0.0, device: Device | None = None, **settings: Any
+        pages: int = 64,
+        clock: Callable[[], float] = lambda: 0.0,
+        sleep: Callable[[float], None] = time.sleep,
+        device: Device | None = None,
+        **settings: Any,
     ) -> Bench:
         config = EngineConfig(**{"step_tokens": 64, "max_running": 8, **settings})
         shape = FakeShape()
         model = FakeModel(shape)
         page_bytes = 2 * shape.head_dim * 4 * config.page_size
         core = EngineCore(
-            config, model, clock=clock, draw_seed=lambda: 7, device=device, free_bytes=4 * pages * page_bytes
+            config,
+            model,
+            clock=clock,
+            sleep=sleep,
+            draw_seed=lambda: 7,
+            device=device,
+            free_bytes=4 * pages * page_bytes,
         )
         assert core.snapshot().kv_pages_total == pages
         return Bench(core, model)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.batch import ForwardBatch
-from engine.device import CpuDevice, ScriptedDevice
+from engine.device import CpuDevice, DeviceLostError, ScriptedDevice
 from engine.wire import Counters
 
 Alone = Callable[[Sequence[int], int], list[int]]
@@ -85,6 +85,25 @@ def test_a_step_that_fails_late_ends_its_requests_and_no_others(make_bench: Make
     said = bench.drain()
     assert [said[str(i)].ends for i in range(3)] == [["error"], ["error"], ["length"]]
     assert said["2"].tokens == alone(prompt(20, 2), 9)
+
+
+def test_a_lost_device_ends_its_requests_and_then_the_engine(make_bench: Make) -> None:
+    bench = make_bench(device=ScriptedDevice(), max_running=2)
+    for i in range(3):
+        bench.submit(str(i), prompt(20, i), max_tokens=9)
+
+    def fault(batch: ForwardBatch) -> None:
+        raise DeviceLostError("an illegal memory access was encountered")
+
+    bench.model.before = fault
+    while "0" not in bench.said:
+        bench.step()
+    assert [bench.said[str(i)].ends for i in range(2)] == [["error"], ["error"]]
+    assert "illegal memory access" in (bench.said["0"].error or "")
+    assert bench.core.has_work()
+    for _ in range(2):
+        with pytest.raises(DeviceLostError, match="the device is lost"):
+            bench.step()
 
 
 PENALTIES = {"presence_penalty": 1.0, "repetition_penalty": 1.3}

@@ -10,11 +10,11 @@ from torch import Tensor
 from engine.batch import ForwardBatch, KVTensors
 from engine.device import CpuDevice
 from engine.exact import ExactSteps
-from engine.request import Request
+from engine.request import Request, Work
 from engine.runner import Runner
 from engine.sampler import Sampled, Sampler
 from engine.sampling_params import SamplingParams
-from engine.scheduler import Applied, Work
+from engine.scheduler import Applied
 
 PAGE = 4
 
@@ -27,7 +27,7 @@ class Recorder:
         self.inference: list[bool] = []
 
     def forward(self, batch: ForwardBatch, kv: KVTensors) -> Tensor:
-        fields = ForwardBatch.__dataclass_fields__
+        fields = [name for name in ForwardBatch.__dataclass_fields__ if isinstance(getattr(batch, name), Tensor)]
         assert all(getattr(batch, name).is_contiguous() for name in fields)
         self.batches.append(ForwardBatch(**{name: getattr(batch, name).clone() for name in fields}))
         self.inference.append(torch.is_inference_mode_enabled())
@@ -44,7 +44,7 @@ def runner(model: Recorder) -> Runner:
 
 def execute(run: Runner, work: list[Work], admitted: list[Request]) -> tuple[list[Request], Sampled]:
     """One step; what is sampled is told to the requests."""
-    flight = run.prepare(Applied(work, [], admitted, []))
+    flight = run.prepare(Applied(work, admitted, []))
     run.launch(flight)
     sampled = run.collect(flight)
     for request, token in zip(flight.sampling, sampled.tokens, strict=True):

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 import kernels
+from engine.batch import ForwardBatch, KVTensors
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.device import CpuDevice, Device, ScriptedDevice
@@ -19,15 +19,13 @@ from engine.models.registry import load_model
 from engine.sampling_params import SamplingParams
 from engine.weights.sources import ModelSource
 from engine.wire import Submit, TokenLogprobs, pack_tokens, unpack_tokens
+from kernels.triton import table
+from kernels.triton.attention_split import SplitPlan, plan_splits
+from tests.engine.tiny_models import VOCAB, tiny_checkpoint
 
-VOCAB = 61
 BASE = EngineConfig(
     device="cpu", threads=1, kv_memory_mib=2, max_running=4, step_tokens=24, prefix_cache=True, max_context=64
 )
-SHAPE = {
-    "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
-    "num_key_value_heads": 1, "max_position_embeddings": 64, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
 SAMPLED: list[dict[str, Any]] = [
     {"temperature": 0.0},
     {"temperature": 0.8, "seed": 3, "top_p": 0.9},
@@ -38,19 +36,8 @@ SAMPLED: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module", params=["llama", "qwen3"])
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny random model: heads of 64, tied embeddings and norms per head in the second."""
-    folder = tmp_path_factory.mktemp(request.param)
-    torch.manual_seed(7)
-    model: Any
-    if request.param == "llama":
-        model = LlamaForCausalLM(LlamaConfig(**SHAPE, head_dim=64))
-    else:
-        model = Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=64, tie_word_embeddings=True))
-    with torch.no_grad():
-        for name, value in model.named_parameters():
-            value.normal_(1.0 if "norm" in name else 0.0, 0.3)
-    model.save_pretrained(folder)
-    return folder
+    """A tiny random model."""
+    return tiny_checkpoint(tmp_path_factory.mktemp(request.param), request.param, positions=64)
 
 
 def answers(checkpoint: Path, choice: str, prompts: Sequence[Sequence[int]], tokens: int) -> dict[str, list[int]]:
@@ -74,10 +61,10 @@ def answers(checkpoint: Path, choice: str, prompts: Sequence[Sequence[int]], tok
 
 def test_the_engine_gives_the_reference_tokens(checkpoint: Path) -> None:
     generator = torch.Generator().manual_seed(3)
-    prompts = [torch.randint(3, VOCAB, (length,), generator=generator).tolist() for length in (3, 30, 19)]
-    prompts.append(prompts[1][:20])
-    mine = answers(checkpoint, "triton", prompts, 5)
-    assert mine == answers(checkpoint, "reference", prompts, 5)
+    prompts = [torch.randint(3, VOCAB, (length,), generator=generator).tolist() for length in (3, 19)]
+    prompts.append(prompts[1][:17])
+    mine = answers(checkpoint, "triton", prompts, 3)
+    assert mine == answers(checkpoint, "reference", prompts, 3)
     assert len({tuple(tokens) for tokens in mine.values()}) > 1
 
 
@@ -129,3 +116,31 @@ def test_switches_of_the_kernels_change_no_token(checkpoint: Path, settings: dic
     host = sampled(checkpoint, CpuDevice(), graphs="off")
     other = sampled(checkpoint, ScriptedDevice(), graphs="on", **settings)
     assert {name: tokens for name, (tokens, _) in other.items()} == {name: tokens for name, (tokens, _) in host.items()}
+
+
+def test_attention_is_planned_once_for_all_layers_with_the_same_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned: list[tuple[int, bool]] = []
+
+    def plan(*args: Any, window: int, decode: bool) -> SplitPlan:
+        planned.append((window, decode))
+        return plan_splits(*args, window=window, decode=decode)
+
+    monkeypatch.setattr(table, "plan_splits", plan)
+    ops = kernels.table("cpu", "triton", 1)
+    for family, windows in (("qwen2", [0, 20]), ("mistral", [20])):
+        checkpoint = tiny_checkpoint(tmp_path / family, family)
+        model = load_model(ModelSource(checkpoint, "safetensors", "tiny"), BASE, ops)
+        kv = KVTensors.allocate(
+            layers=2, num_pages=2, kv_heads=1, page_size=16, head_dim=64, dtype=torch.float32, device="cpu"
+        )
+        batch = ForwardBatch(
+            token_ids=torch.tensor([3], dtype=torch.int32), positions=torch.zeros(1, dtype=torch.int32),
+            slots=torch.zeros(1, dtype=torch.int32), q_starts=torch.tensor([0, 1], dtype=torch.int32),
+            kv_lens=torch.ones(1, dtype=torch.int32), page_table=torch.zeros(1, 1, dtype=torch.int32),
+            logit_rows=torch.zeros(1, dtype=torch.int64), decode=True,
+        )  # fmt: skip
+        planned.clear()
+        model.hidden(batch, kv, every=True)
+        assert planned == [(window, True) for window in windows]
