@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -31,7 +32,7 @@ from marketplace.http.operation import (
     rate_limited,
 )
 from marketplace.http.principal import Principal, resolve
-from marketplace.store.db import WriteUnit
+from marketplace.store.db import Database, ReadUnit, WriteUnit
 from marketplace.store.ids import new_id
 from marketplace.users import service as users
 
@@ -77,6 +78,27 @@ class Outgoing:
     news: object = None
 
 
+class _Look:
+    """A snapshot that is opened when somebody first looks: who calls, and what they see, is of one moment."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._stack = ExitStack()
+        self._unit: ReadUnit | None = None
+
+    @property
+    def unit(self) -> ReadUnit:
+        """The snapshot."""
+        if self._unit is None:
+            self._unit = self._stack.enter_context(self._database.read())
+        return self._unit
+
+    def close(self) -> None:
+        """Let it go; who looks again sees another one."""
+        self._unit = None
+        self._stack.close()
+
+
 class Desk:
     """Serves requests of one process. Safe to share between threads."""
 
@@ -94,13 +116,16 @@ class Desk:
     def caller(self, incoming: Incoming) -> Principal | Outgoing:
         """Say who calls, where no operation is named yet; for nobody, the answer to send. Counted like a read, apart
         from the reads themselves."""
+        look = _Look(self._context.database)
         try:
-            return self._identify(incoming, "read", self._context.clock(), {}, bucket="door")
+            return self._identify(incoming, "read", self._context.clock(), {}, look, bucket="door")
         except Refusal as refusal:
             return self.refuse(refusal)
         except OperationalError:
             log.exception("the database does not answer")
             return self.refuse(_busy())
+        finally:
+            look.close()
 
     def serve(self, operation: Operation[Any], incoming: Incoming) -> Outgoing:
         """Answer a request; never raises."""
@@ -110,8 +135,9 @@ class Desk:
         named = incoming.headers.get(VERSION_HEADER.lower())
         parcel = Parcel({}, False, named) if operation.opaque else unpack(incoming.body, named)
         shown = parcel.version or operation.versions[-1] if parcel.enveloped else None
+        look = _Look(self._context.database)
         try:
-            return self._serve(operation, incoming, parcel, now, request_id, headers)
+            return self._serve(operation, incoming, parcel, now, request_id, headers, look)
         except Refusal as refusal:
             return _refused(refusal, request_id, headers, shown)
         except OperationalError:
@@ -121,6 +147,8 @@ class Desk:
             log.exception("request %s (%s) failed", request_id, operation.name)
             ours = Refusal(Code.INTERNAL_ERROR, "The server had an error while processing your request.")
             return _refused(ours, request_id, headers, shown)
+        finally:
+            look.close()
 
     def _serve(
         self,
@@ -130,8 +158,9 @@ class Desk:
         now: int,
         request_id: str,
         headers: dict[str, str],
+        look: _Look,
     ) -> Outgoing:
-        principal = self._admit(operation, incoming, now, headers)
+        principal = self._admit(operation, incoming, now, headers, look)
         version = versions.resolve(operation.versions, parcel.version, operation.path)
         headers[VERSION_HEADER] = version
         if parcel.trouble is not None:
@@ -147,14 +176,16 @@ class Desk:
             headers=incoming.headers,
             raw=incoming.body,
         )
+        if not isinstance(operation.handler, Reads | Planned):
+            look.close()
         if isinstance(operation.handler, Exports):
             return _export(operation.handler, call, request, {**_FIXED, "X-Request-Id": request_id, **headers})
         wait_s, news = 0, None
         key = incoming.headers.get(idempotency.HEADER.lower())
         if operation.idempotent and key is not None:
-            data = self._once(operation, call, request, parcel.data, idempotency.check_key(key), headers)
+            data = self._once(operation, call, request, parcel.data, idempotency.check_key(key), headers, look)
         else:
-            made = self._run(operation, call, request)
+            made = self._run(operation, call, request, look)
             wait_s, news = _news(operation, request, made)
             data = _wire(made)
         told = {**_FIXED, "X-Request-Id": request_id, **headers}
@@ -165,14 +196,14 @@ class Desk:
         return Outgoing(operation.success, told, body, wait_s=wait_s, news=news)
 
     def _admit(
-        self, operation: Operation[Any], incoming: Incoming, now: int, headers: dict[str, str]
+        self, operation: Operation[Any], incoming: Incoming, now: int, headers: dict[str, str], look: _Look
     ) -> Principal | None:
         """Return the caller, counted and allowed. Credentials that fail count against the address that sent them."""
         principal = None
         if operation.permission is None:
             self._count(operation.rate, f"{operation.rate} address {incoming.address}", now, headers)
         else:
-            principal = self._identify(incoming, operation.rate, now, headers, bucket=operation.rate)
+            principal = self._identify(incoming, operation.rate, now, headers, look, bucket=operation.rate)
         if principal is not None:
             if principal.credential not in operation.credentials:
                 usable = ", ".join(sorted(operation.credentials))
@@ -182,20 +213,19 @@ class Desk:
         return principal
 
     def _identify(
-        self, incoming: Incoming, rate: RateClass, now: int, headers: dict[str, str], *, bucket: str
+        self, incoming: Incoming, rate: RateClass, now: int, headers: dict[str, str], look: _Look, *, bucket: str
     ) -> Principal:
         """Return who calls, counted. Refusal: RateLimited; what `resolve` refuses, counted too."""
         context = self._context
         try:
-            with context.database.read() as unit:
-                principal = resolve(
-                    unit,
-                    incoming.headers,
-                    pepper=context.pepper,
-                    vault=context.vault,
-                    now=now,
-                    address=incoming.address,
-                )
+            principal = resolve(
+                look.unit,
+                incoming.headers,
+                pepper=context.pepper,
+                vault=context.vault,
+                now=now,
+                address=incoming.address,
+            )
         except Refusal:
             self._count(rate, f"{bucket} address {incoming.address}", now, headers)
             raise
@@ -210,15 +240,16 @@ class Desk:
         if not verdict.admitted:
             raise rate_limited(verdict.retry_after_s)
 
-    def _run(self, operation: Operation[Any], call: Call, request: BaseModel) -> BaseModel | None:
+    def _run(self, operation: Operation[Any], call: Call, request: BaseModel, look: _Look) -> BaseModel | None:
         handler, database = operation.handler, self._context.database
         if isinstance(handler, Reads):
-            with database.read() as unit:
-                return handler.run(call, unit, request)
+            return handler.run(call, look.unit, request)
         if isinstance(handler, Writes):
             return database.transact(lambda unit: _write(handler, call, unit, request))
         if isinstance(handler, Planned):
-            return self._planned(handler, call, request, lambda unit, plan: _write(handler, call, unit, request, plan))
+            return self._planned(
+                handler, call, request, look, lambda unit, plan: _write(handler, call, unit, request, plan)
+            )
         if isinstance(handler, Keyed):
             return handler.run(call, request, None)[0]
         assert not isinstance(handler, Exports), "an export is no model"
@@ -229,6 +260,7 @@ class Desk:
         handler: Planned[Any, Any],
         call: Call,
         request: BaseModel,
+        look: _Look,
         work: Callable[[WriteUnit, Any], T],
         *,
         repeated: bool = False,
@@ -241,12 +273,12 @@ class Desk:
         for _ in range(MAX_PLANS):
             plan: Any
             try:
-                with database.read() as unit:
-                    plan = handler.plan(call, unit, request)
+                plan = handler.plan(call, look.unit, request)
             except Refusal as refusal:
                 if not repeated:
                     raise
                 plan = refusal
+            look.close()
             try:
                 return database.transact(partial(_with_plan, work, plan))
             except OvertakenError as error:
@@ -262,6 +294,7 @@ class Desk:
         data: Any,
         key: str,
         headers: dict[str, str],
+        look: _Look,
     ) -> Any:
         """Do a write once for its key; the answer is kept in the same transaction."""
         handler, caller = operation.handler, call.caller
@@ -281,7 +314,7 @@ class Desk:
             return answer, False
 
         if isinstance(handler, Planned):
-            answer, replayed = self._planned(handler, call, request, work, repeated=True)
+            answer, replayed = self._planned(handler, call, request, look, work, repeated=True)
         else:
             answer, replayed = self._context.database.transact(work)
         if replayed:

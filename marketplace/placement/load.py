@@ -6,13 +6,13 @@ from collections.abc import Collection, Mapping
 from typing import Any, Literal, NamedTuple
 
 import msgspec
-from sqlalchemy import bindparam, select
+from sqlalchemy import BigInteger, Integer, bindparam, cast, func, literal, select
 
 from marketplace.agent.inventory_wire import Inventory, MigProfile
 from marketplace.agent.wire import Capabilities
 from marketplace.nodes.tables import gpu, node
 from marketplace.placement.capacity import Amount
-from marketplace.placement.tables import claim, gpu_slice_claim, inference_lease
+from marketplace.placement.tables import SLICES, claim, gpu_slice_claim, inference_lease
 from marketplace.placement.view import Core, GpuView, NodeView, Profile
 from marketplace.quotas import service as quotas
 from marketplace.quotas.service import Timetable
@@ -73,12 +73,13 @@ _GPUS = Part(
 _SLICES = Part(
     select(
         gpu_slice_claim.c.gpu_id,
-        gpu_slice_claim.c.slice,
+        func.sum(literal(1, BigInteger).bitwise_lshift(cast(gpu_slice_claim.c.slice, Integer)).distinct()),
         gpu_slice_claim.c.lease_id,
         inference_lease.c.preemptible,
     )
     .join(inference_lease, inference_lease.c.id == gpu_slice_claim.c.lease_id, isouter=True)
-    .where(gpu_slice_claim.c.released_at.is_(None)),
+    .where(gpu_slice_claim.c.released_at.is_(None))
+    .group_by(gpu_slice_claim.c.gpu_id, gpu_slice_claim.c.lease_id, inference_lease.c.preemptible),
     gpu_slice_claim.c.node_id,
 )
 _CLAIMS = Part(
@@ -204,15 +205,19 @@ def _used(rows: Collection[Any]) -> dict[str, _Used]:
     return found
 
 
+_OF_MASK = [frozenset(number for number in range(SLICES) if mask >> number & 1) for mask in range(1 << SLICES)]
+"""Slices by the sum of their powers of two."""
+
+
 def _gpus(rows: Collection[Any], slices: Collection[Any]) -> dict[str, list[GpuView]]:
-    rented: dict[str, set[int]] = {}
-    leased: dict[str, set[int]] = {}
+    rented: dict[str, int] = {}
+    leased: dict[str, int] = {}
     fixed: set[str] = set()
-    for gpu_id, number, lease_id, preemptible in slices:
+    for gpu_id, mask, lease_id, preemptible in slices:
         if lease_id is None:
-            rented.setdefault(gpu_id, set()).add(number)
+            rented[gpu_id] = int(mask)
         else:
-            leased.setdefault(gpu_id, set()).add(number)
+            leased[gpu_id] = leased.get(gpu_id, 0) | int(mask)
             if not preemptible:
                 fixed.add(gpu_id)
     found: dict[str, list[GpuView]] = {}
@@ -230,8 +235,8 @@ def _gpus(rows: Collection[Any], slices: Collection[Any]) -> dict[str, list[GpuV
                 usable=bool(usable),
                 mig_enabled=mig_enabled,
                 profiles=profiles(mig) if len(mig) > 2 else {},
-                rented=frozenset(rented.get(gpu_id, ())),
-                leased=frozenset(leased.get(gpu_id, ())),
+                rented=_OF_MASK[rented.get(gpu_id, 0)],
+                leased=_OF_MASK[leased.get(gpu_id, 0)],
                 reclaimable=gpu_id in leased and gpu_id not in fixed,
             )
         )

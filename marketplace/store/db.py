@@ -13,11 +13,13 @@ for readers.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar, TypeVarTuple
 
 from sqlalchemy import (
+    URL,
     CompoundSelect,
     Connection,
     CursorResult,
@@ -33,8 +35,9 @@ from sqlalchemy import (
     make_url,
 )
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.pool import PoolProxiedConnection
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import DBAPIError, DisconnectionError
+from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 
 from marketplace.store import bulk
 from marketplace.store.prepared import Prepared, on_driver, several, together
@@ -45,6 +48,8 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 BUSY_TIMEOUT_S = 10.0
+IDLE_S = 1.0
+"""After so long without use it is looked whether a connection still stands."""
 _RETRY_STATES = frozenset({"40001", "40P01"})  # serialization failure, deadlock
 _ATTEMPTS = 5
 
@@ -144,7 +149,7 @@ class Database:
         elif self.dialect == "postgresql":
             if parsed.drivername == "postgresql":
                 parsed = parsed.set(drivername="postgresql+psycopg")
-            self._writer = create_engine(parsed, pool_size=8, max_overflow=8, pool_pre_ping=True)
+            self._writer = _postgres_engine(parsed)
             self._reader = self._writer.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
         else:
             raise StoreError(f"unsupported database {self.dialect!r}: use sqlite:/// or postgresql+psycopg://")
@@ -208,6 +213,26 @@ class Database:
         """Close every connection. The database may be used again after it."""
         self._reader.dispose()
         self._writer.dispose()
+
+
+def _postgres_engine(url: URL) -> Engine:
+    """An engine that looks whether a connection still stands before it is used again, if it was idle for a moment: a
+    server that went away meanwhile is nobody's error."""
+    engine = create_engine(url, pool_size=8, max_overflow=8)
+
+    @event.listens_for(engine, "checkout")
+    def _look(driver: DBAPIConnection, record: ConnectionPoolEntry, _fairy: PoolProxiedConnection) -> None:
+        if time.monotonic() - record.info.get("used", 0.0) > IDLE_S:
+            try:
+                engine.dialect.do_ping(driver)
+            except engine.dialect.loaded_dbapi.Error as error:
+                raise DisconnectionError("the connection no longer stands") from error
+
+    @event.listens_for(engine, "checkin")
+    def _used(_driver: DBAPIConnection | None, record: ConnectionPoolEntry) -> None:
+        record.info["used"] = time.monotonic()
+
+    return engine
 
 
 def _sqlite_engine(url: str, *, writer: bool) -> Engine:
