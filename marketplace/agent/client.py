@@ -71,6 +71,7 @@ class ServerClient:
         self, url: str, credentials: Credentials, *, transport: httpx2.AsyncBaseTransport | None = None
     ) -> None:
         """`url` is the server's address; `transport` stands in for the network."""
+        self._url = url
         self._credentials = credentials
         self._headers = credentials.headers()
         self._http = httpx2.AsyncClient(base_url=url, transport=transport, timeout=_ANSWER_S)
@@ -120,7 +121,7 @@ class ServerClient:
         try:
             got = await self._http.post(PREFIX + name, content=content, headers=headers, timeout=timeout)
         except httpx2.TransportError as error:
-            raise UnreachableError(f"{type(error).__name__}: {error}") from error
+            raise UnreachableError(f"{self._url}: {type(error).__name__}: {error}") from error
         if got.status_code == 200:
             return _read(got.content, answer)
         raise _problem(got)
@@ -131,7 +132,7 @@ class ServerClient:
         try:
             got = await self._http.post(_LOGIN, json=body)
         except httpx2.TransportError as error:
-            raise UnreachableError(f"{type(error).__name__}: {error}") from error
+            raise UnreachableError(f"{self._url}: {type(error).__name__}: {error}") from error
         if got.status_code != 200:
             raise _problem(got)
         login = _read(got.content, _Login)

@@ -5,6 +5,7 @@ A token, a personal access token, or a name with a password still work where the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,6 +13,9 @@ import msgspec
 
 ENVIRONMENT = "HEADRACE_NODE_KEY"
 FILE = "credentials.json"
+PREFIX = "hr_n_"
+"""What the keys of nodes begin with."""
+_TOKEN = re.compile(r"[\w-]+\.[\w-]+\.[\w-]+")
 
 
 class CredentialError(Exception):
@@ -63,25 +67,37 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def load(environment: Mapping[str, str], file: Path) -> Credentials:
-    """The credential of this node: the environment's key, else the file's. Raises CredentialError."""
+    """The credential of this node: the environment's key, else the file's, which may hold a key or a token and nothing
+    else, or JSON. Raises CredentialError.
+    """
     key = environment.get(ENVIRONMENT, "").strip()
     if key:
-        return Credentials(api_key=key)
+        return Credentials(api_key=_of_node(key, ENVIRONMENT))
     try:
         text = file.read_text("utf-8").strip()
     except FileNotFoundError as error:
         raise CredentialError(f"there is no key: set {ENVIRONMENT}, or write it to {file}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise CredentialError(f"{file} cannot be read: {error}") from error
-    if text.startswith("hr_n_"):
-        return Credentials(api_key=text)
+    if text.startswith("hr_"):
+        return Credentials(api_key=_of_node(text, str(file)))
+    if _TOKEN.fullmatch(text):
+        return Credentials(token=text)
     try:
         found = msgspec.json.decode(text, type=Credentials)
     except msgspec.MsgspecError as error:
         raise CredentialError(f"{file} is neither a key nor a JSON object of credentials: {error}") from error
     if found.method == "none":
         raise CredentialError(f"{file} holds no credential: it needs api_key")
+    if found.api_key:
+        _of_node(found.api_key, f"api_key in {file}")
     return found
+
+
+def _of_node(key: str, where: str) -> str:
+    if not key.startswith(PREFIX):
+        raise CredentialError(f"{where} is no key of a node: those begin with {PREFIX}")
+    return key
 
 
 def protect(file: Path) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import shutil
 import signal
 import sys
 import time
@@ -25,6 +26,7 @@ from marketplace.agent.drivers.base import Driver, Kind
 from marketplace.agent.drivers.podman import PodmanDriver
 from marketplace.agent.drivers.qemu import QemuDriver
 from marketplace.agent.drivers.qemu_command import Accelerator, Host
+from marketplace.agent.gpu_care import GpuCare
 from marketplace.agent.images import ImageStore
 from marketplace.agent.inventory import Machine
 from marketplace.agent.keeper import Keeper
@@ -37,6 +39,7 @@ from marketplace.agent.readiness import guest_app, phone_home_url
 from marketplace.agent.records import RecordError, Records, write_whole
 from marketplace.agent.serving import served, tcp_listener, unix_listener
 from marketplace.agent.vfio import Vfio
+from marketplace.agent.wire import Spec, VmSpec
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +67,7 @@ def run(settings: NodeSettings) -> int:
     for chatty in ("httpx2", "uvicorn.error"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     try:
+        _check(settings)
         file = settings.credentials or settings.data / credentials.FILE
         credential = credentials.load(os.environ, file)
         credentials.protect(file)
@@ -77,7 +81,10 @@ def run(settings: NodeSettings) -> int:
 @contextlib.contextmanager
 def _alone(data: Path) -> Iterator[None]:
     """Hold the folder: two agents on one folder would undo each other's work."""
-    data.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        data.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise NodeError(f"the folder {data} cannot be used: {error.strerror}") from error
     with (data / "agent.lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -88,6 +95,7 @@ def _alone(data: Path) -> Iterator[None]:
 
 async def _run(settings: NodeSettings, credential: Credentials) -> int:
     data = settings.data.resolve()
+    kinds = _kinds(settings, Records(data / "instances"))
     own, remembered = _own(data)
     nvml = Nvml()
     vfio = Vfio(healthy=nvml.healthy)
@@ -98,8 +106,9 @@ async def _run(settings: NodeSettings, credential: Credentials) -> int:
         write_whole(data / "node.json", msgspec.json.encode(own), durable=True)
     local = tuple(path.resolve() for path in settings.image_folders)
     images = ImageStore(data / "images", now=_now, local=local, private=settings.private_images)
-    drivers = _drivers(settings, data, own, images, vfio)
-    agent, keeper, leases = _agent(settings, credential, data, own, drivers, images, vfio, nvml)
+    care = GpuCare(vfio, nvml)
+    drivers = _drivers(kinds, settings, data, own, images, vfio, care)
+    agent, keeper, leases = _agent(settings, credential, data, own, drivers, images, vfio, nvml, care)
     engines = unix_listener(data / "leases.sock")
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -119,10 +128,18 @@ async def _run(settings: NodeSettings, credential: Credentials) -> int:
     return 0
 
 
-def _drivers(settings: NodeSettings, data: Path, own: _Own, images: ImageStore, vfio: Vfio) -> dict[Kind, Driver]:
-    """The drivers that the settings ask for."""
+def _drivers(
+    kinds: list[Kind],
+    settings: NodeSettings,
+    data: Path,
+    own: _Own,
+    images: ImageStore,
+    vfio: Vfio,
+    care: GpuCare,
+) -> dict[Kind, Driver]:
+    """The drivers of these kinds."""
     drivers: dict[Kind, Driver] = {}
-    if settings.driver in ("qemu", "both"):
+    if "VirtualMachine" in kinds:
         accelerator: Accelerator | None = None if settings.accelerator == "auto" else settings.accelerator
         drivers["VirtualMachine"] = QemuDriver(
             data / "instances",
@@ -134,15 +151,45 @@ def _drivers(settings: NodeSettings, data: Path, own: _Own, images: ImageStore, 
             phone_home=lambda id, token: phone_home_url(own.guest_port, id, token),
             vfio=vfio,
         )
-    if settings.driver in ("podman", "both"):
+    if "Container" in kinds:
         drivers["Container"] = PodmanDriver(
             data / "containers",
             data / "volumes",
             label=own.machine_id,
             socket=settings.container_socket,
             insecure=settings.insecure_registries,
+            returned=partial(_look_at, care),
         )
     return drivers
+
+
+def _check(settings: NodeSettings) -> None:
+    if not settings.server.startswith(("http://", "https://")):
+        raise NodeError(f"--server is not like https://headrace.example.com: {settings.server}")
+
+
+def _kinds(settings: NodeSettings, records: Records) -> list[Kind]:
+    """The kinds of machines that can be made here. NodeError where what was asked for, or everything, is missing.
+
+    A kind of which there are machines stays, whatever is missing now: nothing may be concluded about them.
+    """
+    tools: dict[Kind, tuple[str, ...]] = {"VirtualMachine": ("qemu-system-x86_64", "qemu-img")}
+    tools["Container"] = () if settings.container_socket is not None else ("podman",)
+    only: dict[str, Kind] = {"qemu": "VirtualMachine", "podman": "Container"}
+    asked = [only[settings.driver]] if settings.driver in only else list(tools)
+    missing = {kind: [tool for tool in tools[kind] if shutil.which(tool) is None] for kind in asked}
+    there = [one.spec for one in records.all().values() if one.stage != "Ended"]
+    found = [kind for kind in asked if not missing[kind] or any(_may_be(spec, kind) for spec in there)]
+    said = [f"{' and '.join(names)} not found" for names in missing.values() if names]
+    if not found:
+        raise NodeError(f"nothing can be run here: {', '.join(said)}; install QEMU or podman")
+    for problem in said:
+        _log.warning("%s: this node runs less than it could", problem)
+    return found
+
+
+def _may_be(spec: Spec | None, kind: Kind) -> bool:
+    return spec is None or (kind == "VirtualMachine") == isinstance(spec, VmSpec)
 
 
 def _agent(
@@ -154,6 +201,7 @@ def _agent(
     images: ImageStore,
     vfio: Vfio,
     nvml: Nvml,
+    care: GpuCare,
 ) -> tuple[Agent, Keeper, LeaseBook]:
     machine = Machine(data, nvml=nvml)
     pokes: list[Agent] = []
@@ -172,12 +220,18 @@ def _agent(
         samples=nvml.samples,
         drivers=drivers,
         now=_now,
+        gpus=care,
         keep_images=images.keep_ready if "VirtualMachine" in drivers else None,
         erase_volumes=partial(volumes.erase, data / "volumes"),
     )
     agent = Agent(ServerClient(settings.server, credential), keeper, leases, around)
     pokes.append(agent)
     return agent, keeper, leases
+
+
+def _look_at(care: GpuCare, uuids: list[str]) -> None:
+    for problem in care.given_back(uuids):
+        _log.error("%s", problem)
 
 
 def _own(data: Path) -> tuple[_Own, bool]:

@@ -14,10 +14,12 @@ import msgspec
 from marketplace.agent import readiness
 from marketplace.agent.client import RefusedError, ServerClient, ServerError, StaleSessionError, UnreachableError
 from marketplace.agent.drivers.base import Driver, Kind
+from marketplace.agent.gpu_care import GpuCare, GpuRounds
 from marketplace.agent.inventory_wire import Inventory
 from marketplace.agent.keeper import Keeper
 from marketplace.agent.leases import LeaseBook
 from marketplace.agent.reconcile import SECOND
+from marketplace.agent.vfio import VfioError
 from marketplace.agent.wire import (
     Capabilities,
     Command,
@@ -40,6 +42,7 @@ from marketplace.agent.wire import (
 
 _log = logging.getLogger(__name__)
 
+GPU_CHECK_S = 3600.0
 ROUND_S = 2.0
 LOOK_S = 0.5
 METRICS_S = 15.0
@@ -57,6 +60,8 @@ class Surroundings(msgspec.Struct, kw_only=True):
     samples: Callable[[], list[GpuSample]] = list
     drivers: Mapping[Kind, Driver]
     now: Callable[[], int]
+    gpus: GpuCare | None = None
+    """looks after GPUs that nobody uses"""
     erase_volumes: Callable[[list[str]], None] = lambda ids: None
     """removes the files of volumes"""
     keep_images: Callable[[list[DesiredImage]], Awaitable[list[str]]] | None = None
@@ -70,6 +75,7 @@ class Agent:
         """Nothing happens before `run`."""
         self.keeper = keeper
         self.leases = leases
+        self.gpus = GpuRounds(around.gpus, keeper, leases, around.drivers)
         self.registered = asyncio.Event()
         self._client = client
         self._around = around
@@ -103,6 +109,7 @@ class Agent:
                     self._measure,
                     self._keep_leases,
                     self._images,
+                    self._look_after_gpus,
                 ):
                     group.create_task(work())
         finally:
@@ -145,6 +152,8 @@ class Agent:
         self.keeper.desire(None)
         observed = await self.keeper.round()
         await self._look_at_hardware()
+        if self._session is None:
+            await self._check_gpus()  # whatever was found out about them is forgotten with the process before
         assert self._inventory is not None
         message = Register(
             machine_id=self._around.machine_id,
@@ -250,7 +259,7 @@ class Agent:
         desired = self.keeper.desired
         if desired is not None and desired.erased_volumes:
             await asyncio.to_thread(self._around.erase_volumes, desired.erased_volumes)
-        self.keeper.leased = self.leases.held()
+        self.keeper.leased = self.leases.held() | self.gpus.resetting
         observed = await self.keeper.round()
         async with self._looked:
             self._observed, self._observed_rev = observed, rev
@@ -309,6 +318,17 @@ class Agent:
             self._news.set()
         self.keeper.slots = {gpu.uuid: gpu.pci_slot for gpu in inventory.gpus if gpu.uuid}
         self.leases.uuids = {slot: uuid for uuid, slot in self.keeper.slots.items()}
+        self.gpus.inventory = inventory
+
+    async def _look_after_gpus(self) -> None:
+        while True:
+            await asyncio.sleep(GPU_CHECK_S)
+            await self._check_gpus()
+
+    async def _check_gpus(self) -> None:
+        for problem in await self.gpus.check():
+            self._happened(problem.kind, problem.message, problem.instance_id)
+        await self._look_at_hardware()
 
     async def _keep_leases(self) -> None:
         """End engines that outlived their leases, and report what engines ask for."""
@@ -324,7 +344,7 @@ class Agent:
         try:
             output = await self._do(command)
             self._results.append(CommandResult(id=command.id, ok=True, output=output))
-        except (LookupError, OSError, ServerError) as error:
+        except (LookupError, OSError, ServerError, VfioError) as error:
             self._results.append(CommandResult(id=command.id, ok=False, output=str(error)))
         finally:
             del self._commands[command.id]
@@ -342,6 +362,11 @@ class Agent:
             return await self._sync_images()
         if command.kind == "self_test":
             return msgspec.json.encode(await self._probe()).decode()
+        if command.kind == "gpu_reset":
+            try:
+                return await self.gpus.reset(command.args["pci_slot"])
+            finally:
+                await self._look_at_hardware()
         raise LookupError(f"this version of the agent cannot do {command.kind}")
 
     async def _sync_images(self) -> str:
@@ -364,9 +389,10 @@ class Agent:
                 await self._sync_images()
             await asyncio.sleep(ROUND_S)
 
-    def _happened(self, kind: str, message: str) -> None:
+    def _happened(self, kind: str, message: str, instance_id: str | None = None) -> None:
         _log.warning("%s", message)
-        self._events.append(Event(id=str(uuid.uuid4()), at=self._around.now(), kind=kind, message=message))
+        at = self._around.now()
+        self._events.append(Event(id=str(uuid.uuid4()), at=at, kind=kind, message=message, instance_id=instance_id))
         self._news.set()
 
     async def _leave(self) -> None:

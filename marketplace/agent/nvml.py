@@ -45,20 +45,53 @@ class Nvml:
         with self._session() as nvml:
             return [] if nvml is None else [self._sample(nvml, slot, handle) for _, slot, handle in self._handles(nvml)]
 
+    def slots(self) -> dict[str, str]:
+        """PCI slot of each whole GPU that the driver has, by UUID. Empty where there is no driver."""
+        with self._session() as nvml:
+            if nvml is None:
+                return {}
+            return {_text(nvml.nvmlDeviceGetUUID(handle)): slot for _, slot, handle in self._handles(nvml)}
+
     def healthy(self, slot: str) -> bool:
-        """Whether the driver has the GPU, reads its memory, and nothing computes on it. Without a driver nobody can
-        tell, and it is taken for healthy.
+        """Whether nothing is wrong with a GPU that nobody uses."""
+        return self.problem(slot) is None
+
+    def problem(self, slot: str) -> str | None:
+        """What is wrong with a GPU that nobody uses: the driver does not have it, its memory cannot be read or needs a
+        reset, the driver asks for one, or something computes on it. Without a driver nobody can tell, and it is taken
+        for healthy.
         """
         with self._session() as nvml:
             if nvml is None:
-                return True
+                return None
             for _, found, handle in self._handles(nvml):
                 if found == slot:
                     try:
-                        nvml.nvmlDeviceGetMemoryInfo(handle)
-                        return not nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-                    except nvml.NVMLError:
-                        return False
+                        return self._wrong(nvml, handle)
+                    except nvml.NVMLError as error:
+                        return f"its driver cannot read it: {error}"
+            return "its driver does not see it"
+
+    def _wrong(self, nvml: Any, handle: Any) -> str | None:
+        nvml.nvmlDeviceGetMemoryInfo(handle)
+        processes = [] if self._parted(nvml, handle) else nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        if processes:
+            numbers = ", ".join(str(getattr(one, "pid", one)) for one in processes)
+            return f"the processes {numbers} compute on it, and nobody gave it to them"
+        with contextlib.suppress(nvml.NVMLError, AttributeError):  # older drivers, and GPUs without such memory
+            _, _, pending, failed = nvml.nvmlDeviceGetRemappedRows(handle)
+            if failed or pending:
+                return "rows of its memory cannot be replaced" if failed else "rows of its memory wait to be replaced"
+        with contextlib.suppress(nvml.NVMLError, AttributeError):
+            (asked,) = nvml.nvmlDeviceGetFieldValues(handle, [nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])
+            if asked.nvmlReturn == 0 and asked.value.uiVal != nvml.NVML_GPU_RECOVERY_ACTION_NONE:
+                return f"its driver asks for its recovery ({asked.value.uiVal})"
+        return None
+
+    def _parted(self, nvml: Any, handle: Any) -> bool:
+        try:
+            return bool(nvml.nvmlDeviceGetMigMode(handle)[0])
+        except (nvml.NVMLError, AttributeError):
             return False
 
     @contextlib.contextmanager

@@ -77,11 +77,29 @@ class Vfio:
         self.problems.pop(slot, None)
         return True
 
+    def reset(self, slot: str) -> None:
+        """Reset a GPU that no machine has, and let its own driver look at it. VfioError: nothing was done where a
+        process has it open; it is among the problems where it is not well afterwards.
+        """
+        functions = self.functions(slot)
+        users = sorted(set(self._users(functions)))
+        if users:
+            raise VfioError(f"{slot} is in use by the processes {', '.join(map(str, users))}")
+        try:
+            self._renew(slot, functions)
+        except (VfioError, OSError) as error:
+            self.problems[slot] = str(error)
+            raise VfioError(str(error)) from error
+        self.problems.pop(slot, None)
+
     def _return(self, slot: str) -> None:
         functions = self.functions(slot)
         if all(self._driver(function) not in (None, _VFIO) for function in functions):
             self._clear(functions)
             return
+        self._renew(slot, functions)
+
+    def _renew(self, slot: str, functions: list[str]) -> None:
         for function in functions:
             self._unbind(function)
         self._clear(functions)

@@ -85,5 +85,8 @@ class Driver(Protocol):
     async def metrics(self, id: str) -> Sample | None:
         """Its use of the node now; None where it does not run."""
 
+    async def gpu_problem(self, id: str) -> str | None:
+        """Why a running machine no longer sees its GPUs; None where it does, or nobody can tell."""
+
     async def tail_log(self, id: str, lines: int) -> str:
         """The last lines of its console or log."""

@@ -28,6 +28,7 @@ class Machine(msgspec.Struct, kw_only=True):
     gpus: list[str]
     ports: list[Port]
     ready: bool = False
+    gpu_problem: str | None = None
     resets: int = 0
     starts: int = 0
 
@@ -135,6 +136,11 @@ class FakeDriver:
         return (
             Sample(at=0, instance_id=id, cpu_seconds=1.0, memory_bytes=1) if id in self._hypervisor.machines else None
         )
+
+    async def gpu_problem(self, id: str) -> str | None:
+        """As the test says."""
+        machine = self._hypervisor.machines.get(id)
+        return None if machine is None else machine.gpu_problem
 
     async def tail_log(self, id: str, lines: int) -> str:
         """What was done to it."""

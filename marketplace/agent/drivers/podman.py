@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -65,10 +65,13 @@ class PodmanDriver:
         socket: Path | None = None,
         insecure: Sequence[str] = (),
         settle_s: float = _SETTLE_S,
+        returned: Callable[[list[str]], object] = lambda uuids: None,
     ) -> None:
         """`label` is the node's. `socket` None starts podman's service below `folder`. A container whose command ends
-        with an error within `settle_s` has failed.
+        with an error within `settle_s` has failed. `returned` looks at the GPUs of a container that is gone, in a
+        thread, before anybody hears that it is.
         """
+        self._returned = returned
         self._service = None if socket is not None else PodmanService(folder, insecure=insecure)
         self._socket = socket
         self._volumes = volumes
@@ -137,10 +140,14 @@ class PodmanDriver:
         await self._call("POST", f"/containers/{_name(id)}/restart?t=0", missing=True)
 
     async def destroy(self, id: str) -> None:
-        """Remove it with what it wrote."""
+        """Remove it with what it wrote, and look at the GPUs that it had."""
+        known = await self._call("GET", f"/containers/{_name(id)}/json", missing=True)
         # Removing alone would ask first and wait; whether there is anything to kill, the engines tell in many ways.
         await self._raw("POST", f"/containers/{_name(id)}/kill")
         await self._call("DELETE", f"/containers/{_name(id)}?force=true&v=true", missing=True)
+        gpus = _gpus(known["Config"].get("Labels")) if known else []
+        if gpus:
+            await asyncio.to_thread(self._returned, gpus)
 
     async def publish(self, id: str, ports: list[Port]) -> None:
         """A container's ports are published by its engine with every start."""
@@ -157,6 +164,20 @@ class PodmanDriver:
         used = said["cpu_stats"].get("cpu_usage", {}).get("total_usage", 0)
         memory = said.get("memory_stats", {}).get("usage")
         return Sample(at=0, instance_id=id, cpu_seconds=used / 1e9, memory_bytes=memory)
+
+    async def gpu_problem(self, id: str) -> str | None:
+        """Have the GPUs listed inside. The kernel may take a container's devices away while it runs: when systemd reads
+        its units anew, say. An image without the tool tells nothing.
+        """
+        ask = {"Cmd": ["nvidia-smi", "-L"], "AttachStdout": True, "AttachStderr": True}
+        made = await self._call("POST", f"/containers/{_name(id)}/exec", ask, missing=True)
+        if not made:
+            return None
+        said = await self._raw("POST", f"/exec/{made['Id']}/start", {"Detach": False, "Tty": False})
+        ended = await self._call("GET", f"/exec/{made['Id']}/json", missing=True)
+        if said.status_code >= 400 or not ended or ended.get("ExitCode") in (0, 126, 127, None):
+            return None
+        return f"its GPUs cannot be seen inside any more: {_unframed(said.content).strip()[:300]}"
 
     async def tail_log(self, id: str, lines: int) -> str:
         """The end of what it wrote."""
@@ -273,9 +294,13 @@ def _seen(one: dict[str, Any]) -> Seen:
         for port in one.get("Ports") or []
         if port.get("PublicPort")
     ]
-    gpus = [uuid for uuid in labels.get("headrace.gpus", "").split(",") if uuid]
+    gpus = _gpus(labels)
     state = _STATES.get(str(one.get("State", "")).lower(), "Dead")
     return Seen(id=labels.get(_LABEL, ""), kind="Container", power=state, ports=ports, gpus=gpus)
+
+
+def _gpus(labels: dict[str, str] | None) -> list[str]:
+    return [uuid for uuid in (labels or {}).get("headrace.gpus", "").split(",") if uuid]
 
 
 def _bind(path: Path, target: str, read_only: bool) -> str:
