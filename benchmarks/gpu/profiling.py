@@ -33,8 +33,7 @@ def run(context: Context) -> None:
         begun: set[str] = set()
         while len(begun) < streams:
             begun |= {progress.request_id for progress in core.step() if progress.tokens}
-        for _ in range(STEPS):
-            core.step()
+        _run_steps(core)
         for row in profiled(core, context.device == "cuda"):
             context.recorder.row(f"Kernels of a decode step, {streams} streams", row)
         for n in range(streams):
@@ -43,12 +42,18 @@ def run(context: Context) -> None:
             core.step()
 
 
+def _run_steps(core: EngineCore) -> None:
+    """Until STEPS more are launched; between two of them the engine may come back with nothing."""
+    end = core.metrics.steps + STEPS
+    while core.metrics.steps < end:
+        core.step()
+
+
 def profiled(core: EngineCore, cuda: bool) -> list[dict[str, Any]]:
     """The kernels (on a CPU: operations) that steps spend most of their time in, per step."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
     with profile(activities=activities) as profiler:
-        for _ in range(STEPS):
-            core.step()
+        _run_steps(core)
         if cuda:
             torch.cuda.synchronize()
 
