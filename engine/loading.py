@@ -113,7 +113,7 @@ def free_bytes(config: EngineConfig, model: Model, ops: Ops | None, device: Devi
 
     def run() -> None:
         small = msgspec.structs.replace(config, graphs="off", kv_memory_mib=TRIAL_CACHE_MIB, max_context=0)
-        EngineCore(small, model, ops, device=device)
+        EngineCore(small, model, ops, device=device, free_bytes=free_memory())
 
     workspace = max(0, peak_memory(run) - TRIAL_CACHE_MIB * MIB)
     return max(0, free_memory() - 2 * workspace), workspace

@@ -93,6 +93,9 @@ class StepPacker:
         self._page_size = page_size
         self._staging = staging
         self._slots = [Buffer.over(staging(largest)) for _ in range(SLOTS)]
+        self._extras = [[Buffer.over(staging(largest))] for _ in range(SLOTS)]
+        """Buffers that go before those of a turn: one is there from the beginning, for taking memory takes long"""
+        self._largest = largest
         self._turn = 0
         self._sent: Int32s = np.zeros(rows, dtype=np.int32)
         self._expected: Int32s = np.full(rows, -1, dtype=np.int32)
@@ -118,8 +121,9 @@ class StepPacker:
         ends = counts.cumsum(dtype=np.int32)
         tokens = int(ends[-1])
         layout = self._bucket(tokens, seqs, len(sampling))
-        buffer = self._slots[self._turn]
-        self._turn = (self._turn + 1) % SLOTS
+        turn = self._turn
+        self._turn = (turn + 1) % SLOTS
+        buffer = self._slots[turn]
         array = buffer.array
         described = layout.seqs_of(array)
         first = lens - counts
@@ -139,7 +143,7 @@ class StepPacker:
         layout.logits_of(array)[: len(sampling)] = wanted
         chosen = rows[wanted]
         self._expected[chosen] = lens[wanted]
-        updates, before = self._pages(work, rows, lens, layout, array)
+        updates, before = self._pages(work, rows, lens, layout, array, turn)
         array[SEQS : CARRIED + 1] = seqs, tokens, len(sampling), updates, carried
         landmarks = np.flatnonzero(~relayed | (counts > 1) | (lens % self._page_size == 0)).tolist()
         self._last = None
@@ -188,7 +192,7 @@ class StepPacker:
         return carried
 
     def _pages(
-        self, work: Sequence[Work], rows: Int32s, lens: Int32s, layout: StepLayout, array: Int32s
+        self, work: Sequence[Work], rows: Int32s, lens: Int32s, layout: StepLayout, array: Int32s, turn: int
     ) -> tuple[int, list[Buffer]]:
         """Put pages that the device does not know into the buffer; returns how many, and buffers that go before it."""
         needed = (lens + (self._page_size - 1)) // self._page_size
@@ -202,11 +206,14 @@ class StepPacker:
             row = request.row
             updates += [(row, index, request.pages[index]) for index in range(start, stop)]
         self._sent[rows[grown]] = needed[grown]
-        before = []
+        before: list[Buffer] = []
+        extras = self._extras[turn]
         room = layout.max_pages
         while len(updates) > room:
             # A long cached prefix brings more pages than the tokens of a step need
-            extra = Buffer.over(self._staging(layout.size))
+            if len(before) == len(extras):
+                extras.append(Buffer.over(self._staging(self._largest)))
+            extra = extras[len(before)]
             _put(updates[:room], layout, extra.array)
             extra.array[PAGES] = room
             before.append(extra)

@@ -98,6 +98,11 @@ def plan_kv(config: EngineConfig, shape: Shape, *, packed: bool, device: str, fr
     page_bytes = token_bytes * config.page_size
     if config.kv_memory_mib > 0:
         budget = config.kv_memory_mib * MIB
+        if device != "cpu" and budget > free_bytes:  # a CPU takes memory page by page, as it is written
+            raise ValueError(
+                f"a KV cache of {config.kv_memory_mib} MiB (kv_memory_mib) is more than the {free_bytes // MIB} MiB"
+                f" that the device has left beside weights and workspace"
+            )
     elif device == "cpu":
         budget = min(free_bytes // AUTO_SHARE, AUTO_MOST)
     else:

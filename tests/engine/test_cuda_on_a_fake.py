@@ -13,7 +13,11 @@ import torch
 from torch import Tensor
 
 from engine import cuda, graphs
+from engine.batch import KVTensors
+from engine.config import EngineConfig
 from engine.monitor import MONITOR
+from engine.steps import make_steps
+from kernels.reference import ReferenceOps
 
 
 class FakeStream:
@@ -177,3 +181,18 @@ def test_a_graph_runs_once_and_is_then_captured_on_the_stream_of_the_steps(fake:
     ]  # fmt: skip
     table.replay("a")
     assert fake.log[-1] == "replay" and table.summary.startswith("1 graphs")
+
+
+def test_kernels_that_look_at_numbers_on_the_host_are_not_recorded(fake: FakeCuda) -> None:
+    class Split:
+        def hidden(self, *args: Any, **kwargs: Any) -> None: ...
+
+        def logits(self, hidden: Tensor) -> None: ...
+
+    model: Any = Split()
+    config = EngineConfig(graphs="on")
+    with pytest.raises(ValueError, match="need the triton kernels"):
+        make_steps(
+            config, model, ReferenceOps(), KVTensors([], [], 16), cuda.CudaDevice(), vocab_size=8, max_running=1,
+            max_context=16,
+        )  # fmt: skip

@@ -76,6 +76,12 @@ def test_settings_that_cannot_be_met_say_which_could(settings: dict[str, Any], m
         plan(**settings)
 
 
+def test_a_gpu_has_to_have_the_memory_that_is_asked_for() -> None:
+    with pytest.raises(ValueError, match=r"101 MiB .* more than the 100 MiB"):
+        plan(device="cuda", kv_memory_mib=101)
+    assert plan(device="cuda", kv_memory_mib=100).bytes == plan(kv_memory_mib=100).bytes == 100 * MIB
+
+
 def test_the_size_that_an_error_names_is_enough() -> None:
     assert plan(max_context=1000, kv_memory_mib=2).max_context == 1000
 
