@@ -3,19 +3,20 @@ and JSON, all of it but the socket.
 
     python -m benchmarks.rent [--rents 160] [--rate 3] [--seconds 6]
 
-Clients are processes of their own, each with the management API in it, on one database: SQLite, and PostgreSQL where
-its binaries are. Each rents machines with one GPU. The machines are on as many nodes with 8 GPUs and 128 threads as all
-clients of all rows need, none is given back, and nodes that are full stay in the way. A row of clients that pause not
-(`pace` 0) makes `--rents` rentals; clients with a pace begin that many a second on average, at random times, whether
-they are answered or not, and a rental that had to wait for the one before is counted from when it should have begun.
-Limits of callers, which admit one a second, are switched off.
+Clients rent machines with one GPU from servers: processes of their own, each with the management API in it and as many
+threads as it has clients, on one database: SQLite, and PostgreSQL where its binaries are. The machines are on as many
+nodes with 8 GPUs and 128 threads as all clients of all rows need, none is given back, and nodes that are full stay in
+the way. In a row without a pace every client asks again as soon as it is answered, and together they make `--rents`
+rentals. With a pace each begins that many a second on average, at random times and whether it is answered or not; one
+that had to wait for the one before is counted from when it should have begun. The limits of callers, which admit one a
+second, are switched off.
 
-Clients that never pause show what a machine can do when it does nothing else: the time of each is the number of clients
-by what all of them do in a second. How long somebody waits who rents is shown by clients with a pace, and the target is
-about 8 of those.
+How long somebody who rents waits is shown by clients with a pace; the target is about 8 of them. Clients that never
+pause show what the machine can do when it does nothing else: there the time of one is their number divided by what all
+of them do in a second. Several servers at once show that nothing is claimed twice, whoever is faster.
 
-At the end no slice of a GPU and no thread may have two owners, no two instances a port, and the audit must find
-nothing. Exit status 1 when there is any of that, or the target is missed.
+After each row no slice of a GPU, no thread and no port may have two owners, and at the end the audit must find nothing.
+Exit status 1 when there is any of that, when anything was refused, or when the target is missed.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import multiprocessing
 import os
 import random
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -59,7 +61,7 @@ from marketplace.store.vault import Vault
 from marketplace.users import service as users
 
 TARGETS_MS = {"sqlite": 5.0, "postgresql": 25.0}
-CLIENTS = (1, 2, 8)
+CLIENTS = 8
 GIB = 1 << 30
 PEPPER = b"p" * 32
 RENT = next(row for row in OPERATIONS if row.name == "instances.rent")
@@ -163,34 +165,55 @@ class Load(NamedTuple):
             yield due
 
 
-def client(url: str, key: str, load: Load, seed: int, begin: Any, told: Any) -> None:
-    """Rent; tells how long each rental took, how many were refused, and how long all of them took."""
+class Row(NamedTuple):
+    """A row of the table."""
+
+    servers: int
+    clients: int
+    load: Load
+
+
+def serve(url: str, key: str, load: Load, seeds: Sequence[int], begin: Any, told: Any) -> None:
+    """Be a server, and its clients; tells how long each rental took, how many were refused, and how long all took."""
     database = Database(url)
+    limits = Unlimited()
     desk = Desk(
-        Context(database=database, pepper=PEPPER, vault=Vault(PEPPER), clock=now, random=os.urandom, limits=Unlimited())
+        Context(database=database, pepper=PEPPER, vault=Vault(PEPPER), clock=now, random=os.urandom, limits=limits)
     )
     asked = Incoming(headers={"authorization": f"Bearer {key}"}, body=BODY)
     desk.serve(RENT, asked)  # what a server does once is not timed
     took: list[float] = []
-    refused = 0
+    refused: list[int] = []
     begin.wait()
     began = time.perf_counter()
-    for due in load.dues(seed):
-        started = time.perf_counter() if due is None else began + due
-        time.sleep(max(0.0, started - time.perf_counter()))
-        answer = desk.serve(RENT, asked)
-        refused += answer.status != 201
-        took.append(time.perf_counter() - started)
-    told.put((took, refused, time.perf_counter() - began))
+
+    def client(seed: int) -> None:
+        for due in load.dues(seed):
+            started = time.perf_counter() if due is None else began + due
+            time.sleep(max(0.0, started - time.perf_counter()))
+            status = desk.serve(RENT, asked).status
+            took.append(time.perf_counter() - started)
+            if status != 201:
+                refused.append(status)
+
+    threads = [threading.Thread(target=client, args=(seed,)) for seed in seeds]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    told.put((took, len(refused), time.perf_counter() - began))
     database.close()
 
 
-def measure(url: str, key: str, clients: int, load: Load) -> dict[str, Any]:
-    """Let so many clients rent at once."""
+def measure(url: str, key: str, row: Row) -> dict[str, Any]:
+    """Let clients rent at once."""
     forks = multiprocessing.get_context("forkserver")
-    forks.set_forkserver_preload([__name__])
-    begin, told = forks.Barrier(clients), forks.Queue()
-    running = [forks.Process(target=client, args=(url, key, load, seed, begin, told)) for seed in range(clients)]
+    forks.set_forkserver_preload(["marketplace.operations"])  # what it imports takes longer than a row
+    begin, told = forks.Barrier(row.servers), forks.Queue()
+    running = [
+        forks.Process(target=serve, args=(url, key, row.load, range(first, row.clients, row.servers), begin, told))
+        for first in range(row.servers)
+    ]
     for process in running:
         process.start()
     answers = [_next(told) for _ in running]
@@ -198,8 +221,9 @@ def measure(url: str, key: str, clients: int, load: Load) -> dict[str, Any]:
         process.join()
     took = sorted(one * 1000 for part, _, _ in answers for one in part)
     return {
-        "clients": clients,
-        "pace /s": load.rate,
+        "servers": row.servers,
+        "clients": row.clients,
+        "pace /s": row.load.rate,
         "rents": len(took),
         "rents/s": round(len(took) / max(seconds for _, _, seconds in answers), 1),
         "p50 ms": round(results.percentile(took, 0.5), 2),
@@ -228,24 +252,27 @@ def double_claims(unit: ReadUnit) -> int:
     return found
 
 
-def bench(url: str, loads: Sequence[tuple[int, Load]]) -> tuple[list[dict[str, Any]], bool]:
-    """Measure one database; returns a row for every load, and whether all is well."""
+def bench(url: str, asked: Sequence[Row]) -> tuple[list[dict[str, Any]], bool]:
+    """Measure one database; returns a row of the table for each that was asked for, and whether all is well."""
     database = Database(url)
     database.migrate()
-    wanted = sum(clients + max(load.rents, round(2 * load.rate * load.seconds)) * clients for clients, load in loads)
+    wanted = sum(
+        row.servers + max(row.load.rents, round(2 * row.load.rate * row.load.seconds)) * row.clients for row in asked
+    )
     key = furnish(database, -(-wanted // 8))
     rows = []
-    for clients, load in loads:
-        row = {"database": database.dialect, **measure(url, key, clients, load)}
+    for row in asked:
+        found = {"database": database.dialect, **measure(url, key, row)}
         with database.read() as unit:
-            row["double claims"] = double_claims(unit)
-        rows.append(row)
+            found["double claims"] = double_claims(unit)
+        rows.append(found)
     with database.read() as unit:
         report = audit(unit)
     database.close()
     if not report.clean:
         print("\n".join(line for line in report.lines() if "ok" not in line))
-    fast = rows[-1]["p50 ms"] <= TARGETS_MS[database.dialect]
+    paced = [row["p50 ms"] for row in rows if row["pace /s"]]
+    fast = max(paced) <= TARGETS_MS[database.dialect]
     return rows, report.clean and fast and not any(row["double claims"] or row["refused"] for row in rows)
 
 
@@ -256,16 +283,20 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=3.0)
     parser.add_argument("--seconds", type=float, default=6.0)
     chosen = parser.parse_args()
-    loads = [(clients, Load(chosen.rents // clients, 0, 0)) for clients in CLIENTS]
-    loads.append((CLIENTS[-1], Load(0, chosen.rate, chosen.seconds)))
+    asked = [
+        Row(1, 1, Load(chosen.rents, 0, 0)),
+        Row(1, CLIENTS, Load(0, chosen.rate, chosen.seconds)),
+        Row(1, CLIENTS, Load(chosen.rents // CLIENTS, 0, 0)),
+        Row(CLIENTS, CLIENTS, Load(chosen.rents // CLIENTS, 0, 0)),
+    ]
     rows: list[dict[str, Any]] = []
     well = True
     with tempfile.TemporaryDirectory() as folder, postgres() as server:
         for url in (f"sqlite:///{Path(folder) / 'rent.db'}", server):
             if url is not None:
-                found, fine = bench(url, loads)
+                found, fine = bench(url, asked)
                 rows, well = rows + found, well and fine
-        results.report("rent", rows, {"rows": rows, "targets_ms": TARGETS_MS, "clean": well})
+        results.report("rent", rows, {"rows": rows, "targets_ms": TARGETS_MS, "well": well})
     return 0 if well else 1
 
 

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_DETAILS = 10
-MAX_PLANS = 10
+MAX_PLANS = 20
 """So often something is planned for one request before its caller is told to come back."""
 _FIXED = {
     "Content-Type": "application/json",

@@ -27,15 +27,15 @@ from marketplace.instances.naming import new_name
 from marketplace.instances.no_place import refuse
 from marketplace.instances.rules import MACHINE
 from marketplace.instances.specs import Config
-from marketplace.instances.standing import standing
+from marketplace.instances.standing import Standing, standing
 from marketplace.instances.tables import instance, instance_tag
 from marketplace.instances.wire import ExistingReservation, NewReservation, RentRequest
 from marketplace.ledger.book import InsufficientFundsError
 from marketplace.networks import service as networks
 from marketplace.networks.service import NoAddressError, NoPortError
 from marketplace.networks.tables import port_lease
-from marketplace.placement import claims
-from marketplace.placement.choose import NoPlace, Placement
+from marketplace.placement import claims, load
+from marketplace.placement.choose import NoPlace, Placement, fit
 from marketplace.placement.place import look
 from marketplace.presets import service as presets
 from marketplace.presets.service import Shape
@@ -74,11 +74,14 @@ def plan(call: Call, unit: ReadUnit, request: RentRequest) -> Plan:
     placed = look(unit, call.context.fleet, deal.wanted, call.now)
     if isinstance(placed, NoPlace):
         refuse(deal.wanted, placed)
+    return _planned(unit, deal, placed)
+
+
+def _planned(unit: ReadUnit, deal: Deal, placed: Placement) -> Plan:
     cost = _cost(deal, placed)
     row = _row(deal, placed, cost)
     made = Plan(deal=deal, placed=placed, cost=cost, row=row, ports=_ports(unit, deal, placed, str(row["id"])))
-    if not made.prepaid and not deal.standing.covers(cost):
-        raise _poor()
+    _check_funds(made, deal.standing)
     return made
 
 
@@ -112,32 +115,46 @@ def rent(call: Call, unit: WriteUnit, request: RentRequest, planned: Plan) -> st
 
 def _seize(call: Call, unit: WriteUnit, request: RentRequest, planned: Plan) -> Plan:
     """Lock the node of a plan that still holds, or of another that is made under the lock. Refusal, OvertakenError."""
-    node = planned.placed.node
-    if _holds(call, unit, request, planned) and claims.seize(unit, node.id, node.generation):
+    node, stands = planned.placed.node, _standing(call, unit, request, planned)
+    if stands is not None and claims.seize(unit, node.id, node.generation):
         return planned
     claims.queue(unit, node.id)  # who was overtaken once stands in line, and is not again
-    made = plan(call, unit, request)
-    now = made.placed.node
-    if now.id != node.id and unit.dialect == "postgresql":
-        # A second node's lock while the first is held: somebody may hold them the other way round.
+    made = None if stands is None else _beside(unit, planned, stands)
+    if made is None and unit.dialect == "postgresql":
+        # Under the first node's lock no other is waited for: somebody may hold them the other way round.
         raise OvertakenError(f"node {node.id} was taken")
-    if not claims.seize(unit, now.id, now.generation):
-        raise OvertakenError(f"node {now.id} takes nothing new")
+    made = made or plan(call, unit, request)
+    if not claims.seize(unit, made.placed.node.id, made.placed.node.generation):
+        raise OvertakenError(f"node {made.placed.node.id} takes nothing new")
     return made
 
 
-def _holds(call: Call, unit: WriteUnit, request: RentRequest, planned: Plan) -> bool:
-    """Whether what the plan was made from, apart from its node, is still so. Refusal when the renter may not, or cannot
-    pay any more."""
+def _beside(unit: WriteUnit, planned: Plan, stands: Standing) -> Plan | None:
+    """The plan once more on the same node, beside what was placed there meanwhile; None if it does not fit any more."""
+    deal = msgspec.structs.replace(planned.deal, standing=stands)
+    for view in load.views(unit, deal.call.now, [planned.placed.node.id]):
+        placed = fit(view, deal.wanted)
+        if isinstance(placed, Placement):
+            return _planned(unit, deal, placed)
+    return None
+
+
+def _standing(call: Call, unit: WriteUnit, request: RentRequest, planned: Plan) -> Standing | None:
+    """How the renter stands now; None if the plan does not hold any more, whatever its node is like. Refusal when they
+    may not, or cannot pay any more."""
     deal = planned.deal
     if request.team_id is not None and party(call, unit, request.team_id) != deal.party:
-        return False
+        return None
     stands = standing(unit, deal.party.account_id, call.now)
     if not stands.agrees(deal.standing):
-        return False
-    if not planned.prepaid and not stands.covers(planned.cost):
+        return None
+    _check_funds(planned, stands)
+    return stands
+
+
+def _check_funds(made: Plan, stands: Standing) -> None:
+    if not made.prepaid and not stands.covers(made.cost):
         raise _poor()
-    return True
 
 
 def _cost(deal: Deal, placed: Placement) -> int:

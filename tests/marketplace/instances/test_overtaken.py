@@ -197,4 +197,4 @@ def test_who_is_always_overtaken_is_told_to_come_back(
     monkeypatch.setattr(claims, "seize", never)
     refused = rack.rent(ada)
     assert (refused.status, refused.code, refused.headers["Retry-After"]) == (503, "ServiceUnavailable", "2")
-    assert len(tried) == 20 and left(office) == 0
+    assert len(tried) == 40 and left(office) == 0
