@@ -181,23 +181,34 @@ def _parts(unit: ReadUnit, vault: Vault, rows: Any) -> list[Parts]:
 def _gpus(unit: ReadUnit, ids: list[str]) -> dict[str, list[tuple[str, str]]]:
     """PCI slots and UUIDs of what instances have, by instance; a MIG instance is named by its GPU and first slice."""
     wanted = (
-        select(gpu_slice_claim.c.instance_id, gpu.c.pci_slot, gpu.c.uuid, gpu.c.mig, gpu_slice_claim.c.mig_start)
+        select(
+            gpu_slice_claim.c.instance_id,
+            gpu.c.pci_slot,
+            gpu.c.uuid,
+            gpu.c.mig,
+            gpu_slice_claim.c.mig_start,
+            instance.c.mig_profile,
+        )
         .join(gpu, gpu.c.id == gpu_slice_claim.c.gpu_id)
+        .join(instance, instance.c.id == gpu_slice_claim.c.instance_id)
         .where(gpu_slice_claim.c.instance_id.in_(ids))
         .distinct()
         .order_by(gpu.c.pci_slot, gpu_slice_claim.c.mig_start)
     )
     found: dict[str, list[tuple[str, str]]] = {}
-    for instance_id, slot, uuid, mig, start in unit.select(wanted):
-        found.setdefault(instance_id, []).append((slot, _uuid(slot, uuid, mig, start)))
+    for instance_id, slot, uuid, mig, start, profile in unit.select(wanted):
+        found.setdefault(instance_id, []).append((slot, _uuid(slot, uuid, mig, start, profile)))
     return found
 
 
-def _uuid(slot: str, uuid: str | None, mig: str, start: int | None) -> str:
+def _uuid(slot: str, uuid: str | None, mig: str, start: int | None, profile: str | None) -> str:
+    """What its container is given: the GPU, or the MIG instance of its profile that begins where its claim does. One of
+    another profile there is another device: it is not named."""
     if start is None:
         return uuid or slot
-    made = {one["start"]: one["uuid"] for one in msgspec.json.decode(mig).get("instances", [])}
-    return str(made.get(start, f"{uuid or slot}/{start}"))
+    made = msgspec.json.decode(mig).get("instances", [])
+    fitting = (one["uuid"] for one in made if one["start"] == start and one["profile"] == profile)
+    return str(next(fitting, f"{uuid or slot}/{start}"))
 
 
 def _numa(unit: ReadUnit, ids: list[str]) -> dict[str, list[NumaSlice]]:

@@ -226,7 +226,7 @@ async def life_of_a_machine(house: House, image: str, renter: Any) -> str:
     config = {"image_url": image, "ssh_key": {"PublicKeys": [renter.public]}, "ports": ["22"]}
     vm = await house.rent({"VirtualMachine": config})
     shown = await house.begun(vm)
-    assert shown["status"] == "Active", shown
+    assert shown["status"] == "Active", shown["failure"]
     (port,) = house.ports(vm)
     assert await renter.ssh(port, "hostname") == "box-1"
     for action, power in (("pause", "Paused"), ("resume", "Running")):
@@ -244,13 +244,15 @@ async def life_of_a_machine(house: House, image: str, renter: Any) -> str:
 
 
 async def life_of_a_container(house: House, image: str) -> str:
-    """One that cannot be pulled, and one that serves; the first costs nothing."""
+    """One that cannot be pulled, two whose command cannot be run, and one that serves; only that one costs anything."""
     refused = await house.rent({"Docker": {"image": image}})
     shown = await house.begun(refused)
     assert "check its name and credentials" in shown["failure"]["user_message"]
     assert house.column(refused, "ready_at") is None
 
     login = {"UsernamePassword": {"username": "ann", "password": "a secret"}}
+    await commands_that_fail(house, image, login)
+
     script = "mkdir /w; echo $GREETING > /w/index.html; exec httpd -f -p 80 -h /w"
     config = {
         "image": image,
@@ -261,10 +263,23 @@ async def life_of_a_container(house: House, image: str) -> str:
     }
     box = await house.rent({"Docker": config})
     shown = await house.begun(box)
-    assert shown["status"] == "Active", shown
+    assert shown["status"] == "Active", shown["failure"]
     (port,) = house.ports(box)
     async with httpx2.AsyncClient() as client:
         assert (await client.get(f"http://127.0.0.1:{port}/")).text == "hello\n"
     await house.act("terminate", box)
     await house.until(box, status="Inactive")
     return box
+
+
+async def commands_that_fail(house: House, image: str, login: dict[str, Any]) -> None:
+    """Over REST, in words that a person can act on."""
+    for command, said in (
+        (["/bin/nothere"], "The container's command is not in its image."),
+        (["/bin/sh", "-c", "echo no model; exit 3"], "it ended at once with status 3. Its last words: no model"),
+    ):
+        failed = await house.rent({"Docker": {"image": image, "command": command, "registry_auth": login}})
+        shown = await house.begun(failed)
+        assert (shown["status"], shown["failure"]["cause"]) == ("Failed", "DockerCommandFailed"), shown
+        assert said in shown["failure"]["user_message"] and shown["failure"]["id"].startswith("f-")
+        assert house.column(failed, "ready_at") is None

@@ -88,7 +88,7 @@ class LifeMachine(RuleBasedStateMachine):
         variant=st.sampled_from(VARIANTS),
         container=st.booleans(),
         named=st.none() | one,
-        terms=st.sampled_from(["none", "none", "new", "existing", "environment", "covered"]),
+        terms=st.sampled_from(["none", "none", "new", "existing", "environment", "covered", "disk", "network"]),
         kill=kill,
         again=st.booleans(),
     )
@@ -102,6 +102,11 @@ class LifeMachine(RuleBasedStateMachine):
             "config": DOCKER if container or variant == "h200.part" else VM,
             **self.terms(caller, terms),
         }
+        if terms == "disk":
+            mount = {"volume": {"ById": [self.world.volumes[caller.account_id]]}, "mount_path": "/data"}
+            body["config"] = {
+                kind: {**config, "volumes": {"Mounts": [mount]}} for kind, config in body["config"].items()
+            }
         if named is not None:
             body["selector"] = {"ByNodeId": {"node_id": self.host(named).node_id, "instance_type": variant}}
         self.keys += 1
@@ -134,6 +139,8 @@ class LifeMachine(RuleBasedStateMachine):
         answers.append(self.world.ask("instances.rent", body, caller, Idempotency_Key=f"rent-{self.keys}"))
 
     def terms(self, caller: Caller, terms: str) -> dict[str, Any]:
+        if terms == "network":
+            return {"network": "lab"}
         with self.world.database.read() as unit:
             if terms == "new":
                 return {"reservation": {"New": {"type_id": self.world.type_ids[0]}}}
@@ -178,6 +185,19 @@ class LifeMachine(RuleBasedStateMachine):
                 body["team_id"] = row.team_id
             with self.world.killed_after(kill):
                 self.world.ask(f"reservations.{'create' if new else 'update'}", body, self.owner(row))
+
+    @rule(who=one, kill=kill)
+    def delete_disk(self, who: int, kill: int | None) -> None:
+        """Somebody deletes their disk, and has another from then on, if it was free."""
+        caller, world = self.renter(who), self.world
+        mine = {"team_id": caller.id} if caller is world.team else {}
+        with world.killed_after(kill):
+            answer = world.ask("volumes.delete", {"volume_id": world.volumes[caller.account_id], **mine}, caller)
+            assert answer.status in (200, 404, 409), answer.body
+        made = {"name": f"data-{world.now}", "size_gb": 1, "datacenter": "acme-1", "volume_type_name": "disk", **mine}
+        answer = world.ask("volumes.create", made, caller)
+        if answer.status == 201:
+            world.volumes[caller.account_id] = str(answer.body["volume"]["id"])
 
     @rule(who=one, amount=st.sampled_from([1, 100]))
     def top_up(self, who: int, amount: int) -> None:

@@ -34,6 +34,7 @@ from marketplace.nodes import talk
 from marketplace.nodes.tables import node
 from marketplace.store.base import metadata
 from marketplace.store.db import Database, WriteUnit
+from marketplace.workers.environments import EnvironmentExpiry
 from marketplace.workers.fleet import Fleet
 from marketplace.workers.funds import FundsWatch
 from marketplace.workers.metering import Metering
@@ -106,6 +107,7 @@ class World:
         for host in self.hosts:
             run(self.loop, host)
             self.change(node.update().where(node.c.id == host.node_id).values(instance_type="h200"))
+        self.volumes = self._house()
 
     @property
     def now(self) -> int:
@@ -145,6 +147,27 @@ class World:
         answer = self.ask("reservations.types_add", {"duration_secs": seconds, "price_factor": 0.5}, self.admin)
         assert answer.status == 200, answer.body
         return str(answer.body["id"])
+
+    def _house(self) -> dict[str, str]:
+        """A network of two addresses for everybody, and a disk for each renter; returns the disks by account."""
+        place = {"datacenter": "acme-1"}
+        inside = {
+            "name": "lab",
+            "netmask": 24,
+            "iface": "br-lab",
+            "ip_ranges": [{"from": "10.9.0.5", "to": "10.9.0.6"}],
+        }
+        assert self.ask("networks.add", {**place, **inside}, self.admin).status == 201
+        kind = {"name": "disk", "cost_per_gb_per_month": 1000}
+        assert self.ask("volumes.types_add", {**place, **kind}, self.admin).status == 200
+        made = {}
+        for who in self.renters:
+            body = {**place, "name": "data", "size_gb": 1, "volume_type_name": "disk"}
+            body |= {"team_id": who.id} if who is self.team else {}
+            answer = self.ask("volumes.create", body, who)
+            assert answer.status == 201, answer.body
+            made[who.account_id] = str(answer.body["volume"]["id"])
+        return made
 
     def change(self, statement: Any) -> None:
         """Write something by hand."""
@@ -245,7 +268,7 @@ class World:
     def work(self) -> None:
         """Every worker once."""
         known: dict[str, Any] = {"clock": self.clock, "random": self.office.random}
-        for worker in (Fleet, Metering, ReservationExpiry, FundsWatch, VolumeKeeper):
+        for worker in (Fleet, Metering, ReservationExpiry, EnvironmentExpiry, FundsWatch, VolumeKeeper):
             worker(self.database, **known).run()
 
     def facts(self, unit: Any) -> Facts:
