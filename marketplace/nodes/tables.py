@@ -21,6 +21,14 @@ node = Table(
     "node",
     metadata,
     Column("id", Text, primary_key=True),
+    # SQLite reads a row from its beginning, and only as far as it is asked: what placement looks for comes first, what
+    # is long comes last.
+    Column("instance_type", Text, ForeignKey("instance_type.name"), nullable=True),
+    Column("status", Text, nullable=False, comment="whether its agent is heard"),
+    Column("drain_state", Text, nullable=False),
+    Column("hibernated", Boolean, nullable=False, comment="whether it asked for no new work"),
+    Column("generation", BigInteger, nullable=False, comment="rises with every claim: who placed on an older one lost"),
+    Column("deleted_at", BigInteger, nullable=True),
     Column("provider_id", Text, ForeignKey("provider.id"), nullable=False),
     Column("datacenter_id", Text, ForeignKey("datacenter.id"), nullable=False),
     Column(
@@ -29,20 +37,16 @@ node = Table(
     Column("boot_id", Text, nullable=False),
     Column("hostname", Text, nullable=False),
     Column("ip_address", Text, nullable=False),
-    Column("status", Text, nullable=False, comment="whether its agent is heard"),
     Column(
         "health", Text, nullable=False, comment="JSON: error_code, error_message, last_healthy_at; empty is healthy"
     ),
-    Column("hibernated", Boolean, nullable=False, comment="whether it asked for no new work"),
     Column("listed", Boolean, nullable=False, comment="whether its people offer it on the market"),
-    Column("drain_state", Text, nullable=False),
     Column("drain_id", Text, nullable=True, comment="of the latest drain: its mails are sent once"),
     Column("drain_started_at", BigInteger, nullable=True),
     Column("drain_deadline", BigInteger, nullable=True, comment="when what still runs is ended; null never"),
     Column("drain_grace_s", BigInteger, nullable=True),
     Column("drain_reason", Text, nullable=True),
     Column("drain_notified", Boolean, nullable=False),
-    Column("instance_type", Text, ForeignKey("instance_type.name"), nullable=True),
     Column("cpu_mode", Text, nullable=False),
     Column("overcommit_percent", BigInteger, nullable=False, comment="vCPUs per shared thread, in hundredths"),
     Column("inventory_digest", Text, nullable=False),
@@ -50,7 +54,6 @@ node = Table(
     Column("session_id", Text, nullable=False),
     Column("epoch", BigInteger, nullable=False, comment="rises with every registration"),
     Column("last_seen", BigInteger, nullable=False, comment="its last sign of life: nothing is charged beyond it"),
-    Column("generation", BigInteger, nullable=False, comment="rises with every claim: who placed on an older one lost"),
     Column("desired_rev", BigInteger, nullable=False, comment="rises with every change of what it should do"),
     Column("observed_digest", Text, nullable=False, comment="of the report that was taken last; empty for none"),
     Column("erase_grace_s", BigInteger, nullable=True, comment="null is the platform's setting"),
@@ -65,8 +68,6 @@ node = Table(
     Column("proxy_user", Text, nullable=True),
     Column("proxy_port", BigInteger, nullable=True),
     Column("registered_at", BigInteger, nullable=False),
-    Column("deleted_at", BigInteger, nullable=True),
-    # What is long comes last: SQLite reads a row from its beginning, and only as far as it is asked.
     Column("capabilities", Text, nullable=False, comment="JSON as the agent sent it"),
     Column("inventory", Text, nullable=False, comment="JSON as the agent sent it"),
     CheckConstraint("status IN ('Ready', 'NotResponding', 'Offline')", name="status_known"),

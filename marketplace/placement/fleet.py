@@ -5,8 +5,7 @@ long as those are looked at beside it."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import msgspec
+from typing import NamedTuple
 
 from marketplace.placement import load
 from marketplace.placement.view import NodeView
@@ -15,16 +14,13 @@ from marketplace.store.db import ReadUnit, WriteUnit
 MAX_NODES = 100_000
 
 
-class _Seen(msgspec.Struct, frozen=True):
-    """A node, and when it was so (µs)."""
+class _Seen(NamedTuple):
+    """A node that takes something new, and when it was so (µs)."""
 
+    generation: int
     at: int
+    until: int
     view: NodeView
-
-    def stands(self, generation: int, now: int) -> bool:
-        """Whether a node that takes something new, and is of this generation, is still so."""
-        view = self.view
-        return view.generation == generation and view.open and self.at <= now < view.until
 
 
 class Fleet:
@@ -39,7 +35,7 @@ class Fleet:
         changed: list[str] = []
         for node_id, generation in load.taking(unit, instance_type):
             seen = self._seen.get(node_id)
-            if seen is not None and seen.stands(generation, now):
+            if seen is not None and seen.generation == generation and seen.at <= now < seen.until:
                 found.append(seen.view)
             else:
                 changed.append(node_id)
@@ -54,4 +50,4 @@ class Fleet:
             return  # its statements may see different moments, and what it wrote itself may be taken back
         if len(self._seen) + len(views) > MAX_NODES:
             self._seen.clear()
-        self._seen.update((view.id, _Seen(now, view)) for view in views)
+        self._seen.update((view.id, _Seen(view.generation, now, view.until, view)) for view in views)

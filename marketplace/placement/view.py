@@ -108,11 +108,6 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             self.disk,
         )
 
-    @property
-    def open(self) -> bool:
-        """Whether it takes anything new at all."""
-        return self.status == "Ready" and self.drain_state == "None" and not self.hibernated
-
     @cached_property
     def score(self) -> tuple[int, int, str]:
         """Nodes with a lower one are filled up first."""

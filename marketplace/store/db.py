@@ -218,7 +218,7 @@ class Database:
 def _postgres_engine(url: URL) -> Engine:
     """An engine that looks whether a connection still stands before it is used again, if it was idle for a moment: a
     server that went away meanwhile is nobody's error."""
-    engine = create_engine(url, pool_size=8, max_overflow=8)
+    engine = create_engine(url, pool_size=8, max_overflow=8, pool_use_lifo=True)
 
     @event.listens_for(engine, "checkout")
     def _look(driver: DBAPIConnection, record: ConnectionPoolEntry, _fairy: PoolProxiedConnection) -> None:
@@ -241,6 +241,7 @@ def _sqlite_engine(url: str, *, writer: bool) -> Engine:
         connect_args={"timeout": BUSY_TIMEOUT_S, "check_same_thread": False},
         pool_size=1 if writer else 8,
         max_overflow=0 if writer else 16,
+        pool_use_lifo=True,  # the one that was used last knows its statements and pages
     )
 
     @event.listens_for(engine, "connect")

@@ -20,9 +20,11 @@ Values = Mapping[str, Any]
 
 def on_driver(connection: Connection, text: str, given: Any = (), *, many: bool = False) -> Any:
     """Run a statement on the driver's own cursor and return that, with `many` once for each of several parameters.
-    Raises what SQLAlchemy would."""
+    Who listens for `before_cursor_execute` hears of it. Raises what SQLAlchemy would."""
     try:
         cursor = connection.connection.cursor()
+        for listener in connection.dispatch.before_cursor_execute:
+            listener(connection, cursor, text, given, None, many)
         if many:
             cursor.executemany(text, given)
         else:
@@ -117,7 +119,7 @@ class _Form:
     def given(self, values: Values) -> Any:
         """The parameters as the driver takes them."""
         named = {**self._given, **values}
-        return named if self._order is None else [named[name] for name in self._order]
+        return named if self._order is None else tuple([named[name] for name in self._order])
 
 
 def _with_truths(row: tuple[Any, ...], places: Sequence[int]) -> tuple[Any, ...]:

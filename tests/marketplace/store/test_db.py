@@ -123,7 +123,7 @@ def test_sqlite_writers_begin_immediately(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'a.db'}"
     database = Database(url)
     said: list[str] = []
-    event.listen(database._writer, "connect", lambda driver, _record: driver.set_trace_callback(said.append))
+    event.listen(database._writer, "before_cursor_execute", lambda *given: said.append(given[2]))
     other = create_engine(url, connect_args={"timeout": 0})
     with database.write() as unit:
         assert said == ["BEGIN IMMEDIATE"]

@@ -330,6 +330,17 @@ def create_tables_3() -> None:
     op.create_table(
         "node",
         sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("instance_type", sa.Text(), nullable=True),
+        sa.Column("status", sa.Text(), nullable=False, comment="whether its agent is heard"),
+        sa.Column("drain_state", sa.Text(), nullable=False),
+        sa.Column("hibernated", sa.Boolean(), nullable=False, comment="whether it asked for no new work"),
+        sa.Column(
+            "generation",
+            sa.BigInteger(),
+            nullable=False,
+            comment="rises with every claim: who placed on an older one lost",
+        ),
+        sa.Column("deleted_at", sa.BigInteger(), nullable=True),
         sa.Column("provider_id", sa.Text(), nullable=False),
         sa.Column("datacenter_id", sa.Text(), nullable=False),
         sa.Column(
@@ -341,16 +352,13 @@ def create_tables_3() -> None:
         sa.Column("boot_id", sa.Text(), nullable=False),
         sa.Column("hostname", sa.Text(), nullable=False),
         sa.Column("ip_address", sa.Text(), nullable=False),
-        sa.Column("status", sa.Text(), nullable=False, comment="whether its agent is heard"),
         sa.Column(
             "health",
             sa.Text(),
             nullable=False,
             comment="JSON: error_code, error_message, last_healthy_at; empty is healthy",
         ),
-        sa.Column("hibernated", sa.Boolean(), nullable=False, comment="whether it asked for no new work"),
         sa.Column("listed", sa.Boolean(), nullable=False, comment="whether its people offer it on the market"),
-        sa.Column("drain_state", sa.Text(), nullable=False),
         sa.Column("drain_id", sa.Text(), nullable=True, comment="of the latest drain: its mails are sent once"),
         sa.Column("drain_started_at", sa.BigInteger(), nullable=True),
         sa.Column(
@@ -359,7 +367,6 @@ def create_tables_3() -> None:
         sa.Column("drain_grace_s", sa.BigInteger(), nullable=True),
         sa.Column("drain_reason", sa.Text(), nullable=True),
         sa.Column("drain_notified", sa.Boolean(), nullable=False),
-        sa.Column("instance_type", sa.Text(), nullable=True),
         sa.Column("cpu_mode", sa.Text(), nullable=False),
         sa.Column(
             "overcommit_percent", sa.BigInteger(), nullable=False, comment="vCPUs per shared thread, in hundredths"
@@ -370,12 +377,6 @@ def create_tables_3() -> None:
         sa.Column("epoch", sa.BigInteger(), nullable=False, comment="rises with every registration"),
         sa.Column(
             "last_seen", sa.BigInteger(), nullable=False, comment="its last sign of life: nothing is charged beyond it"
-        ),
-        sa.Column(
-            "generation",
-            sa.BigInteger(),
-            nullable=False,
-            comment="rises with every claim: who placed on an older one lost",
         ),
         sa.Column(
             "desired_rev", sa.BigInteger(), nullable=False, comment="rises with every change of what it should do"
@@ -395,7 +396,6 @@ def create_tables_3() -> None:
         sa.Column("proxy_user", sa.Text(), nullable=True),
         sa.Column("proxy_port", sa.BigInteger(), nullable=True),
         sa.Column("registered_at", sa.BigInteger(), nullable=False),
-        sa.Column("deleted_at", sa.BigInteger(), nullable=True),
         sa.Column("capabilities", sa.Text(), nullable=False, comment="JSON as the agent sent it"),
         sa.Column("inventory", sa.Text(), nullable=False, comment="JSON as the agent sent it"),
         sa.CheckConstraint("cpu_mode IN ('Legacy', 'Pinned', 'Mixed')", name=op.f("ck_node_cpu_mode_known")),
