@@ -56,8 +56,6 @@ class Ask(Protocol):
 def room_for_answer(asked: int | None, prompt_tokens: int, max_context: int, param: str) -> int:
     """How many tokens may be generated: what was asked for, or all that is left of the context. Raises ApiError."""
     left = max_context - prompt_tokens
-    if max_context == 0:
-        raise errors.unavailable("The engine that serves this model has not started yet. Please retry shortly.")
     if asked is not None and asked > left:
         raise errors.context_length_exceeded(max_context, prompt_tokens, asked, param)
     if left < 1:
