@@ -41,7 +41,8 @@ def test_ten_thousand_steps(fresh_database: MakeDatabase) -> None:
     done = 0
     LifeMachine.reached.clear()
     while done < 10_000:
-        done += play(fresh_database, examples=50, steps=60)
+        done += play(fresh_database, examples=10, steps=60)
+        print(f"{done} steps held, {sum(LifeMachine.reached.values())} things seen", flush=True)  # with -s, as it goes
     seen = ("rent 201", "rent 409", "Active", "Failed", "Inactive", "reservation Bound", "environment Retained")
     assert all(LifeMachine.reached[what] for what in seen), LifeMachine.reached
 
