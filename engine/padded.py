@@ -126,7 +126,10 @@ class PaddedSteps:
         """What was chosen."""
         if not flight.packed.sampling:
             return Sampled([])
-        return self._choice.read(result, [request.params.logprobs for request in flight.packed.sampling])
+        sampling = flight.packed.sampling
+        if flight.kind != LOGPROBS:
+            return self._choice.read(result, [None] * len(sampling))
+        return self._choice.read(result, [request.params.logprobs for request in sampling])
 
     def _upload(self, buffer: Tensor, layout: StepLayout) -> None:
         self._view(layout).copy_(buffer[: layout.size], non_blocking=True)

@@ -310,7 +310,12 @@ def _check(
                 raise ValueError("an 8-bit cache needs k_scale and v_scale, float32 [Hkv]")
 
 
-FEATURES = {"": (False, False, True), "whole": (False, False, False), "capped windowed": (True, True, True)}
+FEATURES = {
+    "": (False, False, True),
+    "whole": (False, False, False),
+    "capped windowed": (True, True, True),
+    "windowed": (False, True, True),
+}
 """CAPPED, WINDOWED and SPLIT of the configurations compiled ahead of time."""
 
 
@@ -320,6 +325,7 @@ def configurations() -> Iterator[Configuration]:
         for tile, min_arch in compiled_tiles(shape):
             for feature, flags in FEATURES.items():
                 plain = shape.q_dtype == torch.bfloat16 and shape.page_size == 16 and shape.group == 4
+                plain &= feature != "windowed" or (shape.head_dim, shape.kv_dtype) == (128, torch.bfloat16)
                 if plain or not feature:
                     yield _configuration(shape, tile, min_arch, feature, *flags)
 

@@ -47,7 +47,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "tokens chosen on the host": {**LAYERS_OF_A_GPU, "device_sampling": False},
     "keys not split": {**LAYERS_OF_A_GPU, "split_keys": False},
     "deterministic": {**LAYERS_OF_A_GPU, "deterministic": True},
-    "preempted": {**LAYERS_OF_A_GPU, "kv_memory_mib": 0},
+    "preempted": {**LAYERS_OF_A_GPU, "kv_memory_mib": 0, "fast_share": 0.0},
 }
 
 

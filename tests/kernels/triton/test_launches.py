@@ -66,6 +66,8 @@ for shape in compiled_shapes():
             attention.paged_attention(*batch, 0.1, split=split, arch=arch, k_scale=scale, v_scale=scale)
         if plain:
             attention.paged_attention(*batch, 0.1, 16, softcap=2.0, arch=arch, k_scale=scale, v_scale=scale)
+            if shape.head_dim == 128 and not fp8:
+                attention.paged_attention(*batch, 0.1, 16, arch=arch)
             attention.paged_attention(*batch, 0.1, deterministic=True, arch=arch, k_scale=scale, v_scale=scale)
         norms = [None] + [odd(shape.head_dim, dtype=shape.q_dtype)] * (shape.head_dim == 128)
         qkv = torch.zeros(tokens, (shape.q_heads + 2 * shape.kv_heads) * shape.head_dim, dtype=shape.q_dtype)
