@@ -182,7 +182,10 @@ def test_from_registering_to_being_erased(make_house: MakeHouse, monkeypatch: py
     house.eventually(lambda: not any(one.key_id == made["id"] for one in keymap._keys.values()), "the key is forgotten")
     assert caller.try_to("/v1/credits", method="GET")[0] == 401
     kept = operator.ask("/api/v1/account/transactions/list", by_team)["transactions"]
-    assert usage in kept and funded in kept, "what was charged stays charged"
+    spent = next(one for one in kept if one["id"] == usage["id"])
+    named = usage["info"]["ServiceUsage"]
+    assert spent["info"]["ServiceUsage"].pop("key_name") == made["id"] and named.pop("key_name") == "ci"
+    assert spent == usage and funded in kept, "what was charged stays charged; what its key was called is forgotten"
 
 
 def test_a_running_gateway_tells_of_low_balances_and_ends_what_nobody_pays(
