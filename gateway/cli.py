@@ -9,6 +9,7 @@ import os
 import sys
 import typing
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,7 @@ def _default(name: str, fallback: Any) -> Any:
     return os.environ.get(ENVIRONMENT + name.upper(), fallback)
 
 
+@cache
 def field_docs(kind: type[msgspec.Struct]) -> dict[str, str]:
     """The docstring that follows each field in the source of a struct."""
     body = ast.parse(inspect.getsource(kind)).body[0]
