@@ -260,8 +260,8 @@ def test_an_engine_that_cannot_start_is_said_before_anything_listens(serve: Serv
     ("option", "value"),
     [
         ("--smtp-url", "smtp://bob:hush@mail.example.com?tls=none"),
-        ("--mail-from", "nobody"),
-        ("--public-url", "headrace.example.com"),
+        pytest.param("--mail-from", "nobody", marks=pytest.mark.slow),
+        pytest.param("--public-url", "headrace.example.com", marks=pytest.mark.slow),
     ],
 )
 def test_mail_that_could_not_leave_is_said_before_anything_listens(
@@ -272,7 +272,15 @@ def test_mail_that_could_not_leave_is_said_before_anything_listens(
     assert "hush" not in house.said and not (tmp_path / "data").exists()
 
 
-@pytest.mark.parametrize("damage", ["missing", "empty", "garbage", "truncated"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "missing",
+        pytest.param("empty", marks=pytest.mark.slow),
+        pytest.param("garbage", marks=pytest.mark.slow),
+        "truncated",
+    ],
+)
 def test_a_model_file_that_is_none_is_said_before_anything_listens(
     serve: Serve, tmp_path: Path, damage: str, request: pytest.FixtureRequest
 ) -> None:

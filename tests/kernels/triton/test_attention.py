@@ -73,7 +73,9 @@ def test_soft_cap_bounds_scores(batch: Callable, types: tuple[torch.dtype, torch
     check(case, softcap=20.0, window=30, split=False, arch=HOPPER)
 
 
-@pytest.mark.parametrize(("tokens", "capability"), [(100, 90), (600, 90), (2048, 80), (2048, 90)])
+@pytest.mark.parametrize(
+    ("tokens", "capability"), [(100, 90), (600, 90), pytest.param(2048, 80, marks=pytest.mark.slow), (2048, 90)]
+)
 def test_large_steps_take_larger_tiles(batch: Callable, tokens: int, capability: int) -> None:
     """Padding rows choose the tile of a large bucket without the work of one."""
     case = batch([(70, 1), (0, 33), (90, 40)], dtype=torch.float16, heads=(4, 1), padding_rows=tokens - 74)

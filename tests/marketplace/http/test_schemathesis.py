@@ -43,7 +43,7 @@ CHECKS = [
     response_schema_conformance,
 ]
 CREDENTIALS = ("authorization", "x-api-key")
-EXAMPLES, MANY = 2, 60
+EXAMPLES, MANY = 1, 60
 NO_SUCCESS = frozenset(
     {
         *("auth.login", "auth.totp_complete", "auth.totp_confirm", "auth.totp_disable", "auth.verify_email"),
