@@ -19,7 +19,7 @@ datacenter = Table(
     Column("port_from", BigInteger, nullable=False, comment="ports that may be published: first and last"),
     Column("port_to", BigInteger, nullable=False),
     Column("created_at", BigInteger, nullable=False),
-    CheckConstraint("tunnel IN ('none', 'nat', 'relay')", name="tunnel_known"),
+    CheckConstraint("tunnel IN ('none', 'nat')", name="tunnel_known"),
     CheckConstraint("0 < port_from AND port_from <= port_to AND port_to <= 65535", name="ports_possible"),
 )
 Index("ix_datacenter_provider", datacenter.c.provider_id)

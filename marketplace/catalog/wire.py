@@ -171,7 +171,7 @@ class DatacenterRequest(Wire):
     name: Name
     provider: Text
     country_code: Annotated[str, StringConstraints(pattern=r"^[A-Z]{2}$")]
-    tunnel: Literal["none", "nat", "relay"] = "nat"
+    tunnel: Literal["none", "nat"] = "nat"
     tunnel_host: (
         Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9.:-]+$")] | None
     ) = None

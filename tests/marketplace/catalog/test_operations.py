@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy import update
 
+from marketplace.providers import service as providers
 from marketplace.providers.tables import provider
 from tests.marketplace.rack import Rack
 
@@ -104,3 +105,13 @@ def test_a_type_that_nodes_are_of_stays(office: Office, admin: Caller) -> None:
     Rack(office).node()
     refused = office.ask("instance_types.remove", {"name": "h200"}, admin)
     assert (refused.status, refused.code, refused.param) == (409, "InUse", "name")
+
+
+def test_ports_of_a_datacenter_are_published_by_its_nodes_or_not_at_all(office: Office, admin: Caller) -> None:
+    with office.database.write() as unit:
+        providers.create(unit, name="home", now=office.clock(), random=office.random)
+    asked = {"name": "eu-9", "provider": "home", "country_code": "NL"}
+    for tunnel in ("relay", "frp", ""):
+        refused = office.ask("datacenters.add", {**asked, "tunnel": tunnel}, admin)
+        assert (refused.status, refused.code, refused.param) == (400, "ValidationFailed", "tunnel"), tunnel
+    assert office.ask("datacenters.add", {**asked, "tunnel": "none"}, admin).status in (200, 201)

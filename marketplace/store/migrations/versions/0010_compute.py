@@ -129,7 +129,7 @@ def create_tables_1() -> None:
         sa.Column("port_from", sa.BigInteger(), nullable=False, comment="ports that may be published: first and last"),
         sa.Column("port_to", sa.BigInteger(), nullable=False),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
-        sa.CheckConstraint("tunnel IN ('none', 'nat', 'relay')", name=op.f("ck_datacenter_tunnel_known")),
+        sa.CheckConstraint("tunnel IN ('none', 'nat')", name=op.f("ck_datacenter_tunnel_known")),
         sa.CheckConstraint(
             "0 < port_from AND port_from <= port_to AND port_to <= 65535", name=op.f("ck_datacenter_ports_possible")
         ),
