@@ -6,7 +6,8 @@ A list is asked for as its callers do: with a key or a session's token, without 
 is the default; 20 people for a search), its first page, one in the middle and the last whole one. Pages are asked in
 turn, so that a busy moment meets all of them. The first table is the API itself, authentication, rate limit and JSON
 included, in this process; the second is the gateway's own server over a kept HTTP connection on the same machine.
-`cpu` is the CPU time of the thread that answers, which a busy machine does not inflate as much.
+This process's memory is settled as the gateway's is. `cpu` is the CPU time of the thread that answers, which a busy
+machine does not inflate as much.
 
 The history is built first, through the ledger's own `apply_batch`, in a temporary folder; that takes minutes. With
 --town it is built there, and used again the next time. The audit must find nothing at the end.
@@ -38,6 +39,7 @@ from benchmarks.rig.machine import LoadMeter, wait_until_quiet
 from benchmarks.rig.town import Size, Town
 from engine.script import Script
 from gateway.bootstrap import write_private
+from gateway.serve import settle_memory
 from gateway.settings import Paths
 from marketplace.http.dispatch import Desk, Incoming
 from marketplace.http.limits import Buckets
@@ -260,6 +262,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         counter = Counter(database, pepper, people)
         asked = [page for case in CASES for page in pages(counter, case)]
         wait_until_quiet(options.quiet)
+        settle_memory()
         meter = LoadMeter(None)
         at_the_desk(counter, asked, options.requests)
         load = meter.stop()

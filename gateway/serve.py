@@ -94,7 +94,7 @@ async def _run(gateway: Gateway, listener: socket.socket, name: str, base_url: s
             await asyncio.wait({started})
             return EXIT_OK
         prepared = started.result()
-        _settle_memory()
+        settle_memory()
         server = make_server(
             gateway.app(), backlog=settings.backlog, drain_s=settings.drain_s, trusted_proxies=settings.proxies
         )
@@ -132,7 +132,7 @@ async def _start(gateway: Gateway, name: str, base_url: str) -> Prepared:
     return prepared
 
 
-def _settle_memory() -> None:
+def settle_memory() -> None:
     """Spare the garbage collector what lives as long as the process: vocabularies and modules are a million objects.
 
     A full collection would look at each of them and stop every stream for its time. And requests make few cycles: the
