@@ -104,6 +104,7 @@ def check_abandoned(replies: list[Reply], served: Served, tokens: int) -> None:
             assert record.counts[2] < tokens, "the engine went on for a client that had left"
 
 
+@pytest.mark.slow
 def test_a_thousand_abandoned_streams(scripted_house: Callable[..., House]) -> None:
     house = scripted_house(tokens=1000, interval_ms=5)
     with serving(house) as served:

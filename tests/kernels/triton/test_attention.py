@@ -189,7 +189,7 @@ def test_what_does_not_fit_is_refused(batch: Callable) -> None:
         attend(keys=case.keys.to(FP8), values=case.values.to(FP8))
 
 
-@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     seqs=st.lists(st.tuples(st.integers(0, 90), st.integers(0, 40)), min_size=1, max_size=4),
     heads=st.sampled_from([(1, 1), (4, 2), (3, 1), (10, 2)]),
