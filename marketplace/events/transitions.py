@@ -77,6 +77,11 @@ class Scene(msgspec.Struct, frozen=True):
     random: Random
 
 
+def scene_of(call: Call) -> Scene:
+    """An operation's caller, now."""
+    return Scene(actor_of(call), call.now, call.context.random)
+
+
 def transition(
     unit: WriteUnit,
     machine: Machine,

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field, create_model
 from sqlalchemy import select
 
-from marketplace.events.transitions import Scene, actor_of
+from marketplace.events.transitions import scene_of
 from marketplace.http.errors import Code, Refusal
 from marketplace.http.operation import Call, Operation, Planned, Reads, Tool, Writes
 from marketplace.http.pagination import next_cursor
@@ -81,7 +81,7 @@ def _news(request: ListRequest, answer: ListAnswer) -> tuple[int, object]:
 def terminate(call: Call, unit: WriteUnit, request: TerminateRequest) -> TerminateAnswer:
     """End instances; one that failed is dismissed. What is over, or being ended, stays as it is."""
     _check_mask(call, request.mask)
-    scene = _scene(call)
+    scene = scene_of(call)
     rows = life.lock(unit, selection.places(call, unit, request.selector))
     changed = []
     for row in rows:
@@ -118,10 +118,6 @@ def _acting(action: Action, told: str, model: Any) -> Callable[[Call, WriteUnit,
         return model(**{told: done})
 
     return act
-
-
-def _scene(call: Call) -> Scene:
-    return Scene(actor_of(call), call.now, call.context.random)
 
 
 def _check_mask(call: Call, mask: Mask) -> None:

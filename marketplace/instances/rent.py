@@ -17,7 +17,7 @@ from sqlalchemy.exc import IntegrityError
 from marketplace.catalog import service as catalog
 from marketplace.environments import service as environments
 from marketplace.environments.service import EnvironmentGoneError
-from marketplace.events.transitions import Scene, actor_of, begun
+from marketplace.events.transitions import Scene, begun, scene_of
 from marketplace.http.acting import party
 from marketplace.http.errors import Code, Refusal
 from marketplace.http.operation import Call, OvertakenError
@@ -90,7 +90,7 @@ def rent(call: Call, unit: WriteUnit, request: RentRequest, planned: Plan) -> st
     snapshot."""
     made = _seize(call, unit, request, planned)
     deal, placed, instance_id = made.deal, made.placed, str(made.row["id"])
-    scene = Scene(actor_of(call), call.now, call.context.random)
+    scene = scene_of(call)
     claims.reclaim(unit, placed, call.now)
     try:
         with unit.together():

@@ -9,7 +9,7 @@ from sqlalchemy import select, update
 
 from marketplace.catalog import datacenters
 from marketplace.catalog import service as catalog
-from marketplace.events.transitions import Scene, actor_of
+from marketplace.events.transitions import scene_of
 from marketplace.http.errors import Code, Refusal
 from marketplace.http.operation import Call, Operation, Reads, Writes
 from marketplace.nodes import draining, listing
@@ -64,7 +64,7 @@ def drain(call: Call, unit: WriteUnit, request: DrainRequest) -> DrainAnswer:
             grace_s=request.grace_period_secs,
             notify=request.notify_users,
             reason=request.custom_message,
-            scene=_scene(call),
+            scene=scene_of(call),
         )
         after = nodes.find(unit, row.id)
         results.append(
@@ -84,7 +84,7 @@ def force_drain(call: Call, unit: WriteUnit, request: ForceRequest) -> ForceAnsw
     for row in _lock(call, unit, request.selector):
         if row.drain_state != "Draining":
             raise Refusal(Code.NODE_NOT_DRAINING, f"{row.hostname} is not being emptied.", param="selector")
-        ended = draining.force(unit, row, _scene(call))
+        ended = draining.force(unit, row, scene_of(call))
         call.record(
             unit, "nodes.force", owner_id=row.provider_id, subject_id=row.id, ended=ended, reason=request.reason or ""
         )
@@ -98,7 +98,7 @@ def cancel_drain(call: Call, unit: WriteUnit, request: SelectRequest) -> IdsAnsw
     for row in rows:
         if row.drain_state != "Draining":
             raise Refusal(Code.NODE_NOT_DRAINING, f"{row.hostname} is not being emptied.", param="selector")
-        draining.restore(unit, row, "cancel_drain", _scene(call))
+        draining.restore(unit, row, "cancel_drain", scene_of(call))
     return _ids(rows)
 
 
@@ -115,7 +115,7 @@ def resume(call: Call, unit: WriteUnit, request: SelectRequest) -> IdsAnswer:
                 param="selector",
                 details={"node_id": row.id, "active_instance_count": left},
             )
-        draining.restore(unit, row, "resume", _scene(call))
+        draining.restore(unit, row, "resume", scene_of(call))
     return _ids(rows)
 
 
@@ -220,10 +220,6 @@ def _write(unit: WriteUnit, node_id: str, **values: Any) -> None:
 
 def _ids(rows: list[Any]) -> IdsAnswer:
     return IdsAnswer(node_ids=[row.id for row in rows])
-
-
-def _scene(call: Call) -> Scene:
-    return Scene(actor_of(call), call.now, call.context.random)
 
 
 _SELECTED = {"selector": {"ById": [_NODE]}}

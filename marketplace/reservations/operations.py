@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from marketplace.accounts import service as accounts
-from marketplace.events.transitions import Scene, actor_of
+from marketplace.events.transitions import scene_of
 from marketplace.http.acting import Party, party
 from marketplace.http.errors import Code, Refusal
 from marketplace.http.operation import Call, Operation, Reads, Writes
@@ -68,7 +68,7 @@ def create(call: Call, unit: WriteUnit, request: CreateRequest) -> ReservationId
             team_id=mine.id if mine.kind == "team" else None,
             type_id=request.reservation_type_id,
             billing_exempt=request.billing_exempt,
-            scene=_scene(call),
+            scene=scene_of(call),
         )
     except tuple(_REFUSALS) as error:
         raise _refusal(error) from error
@@ -85,7 +85,7 @@ def update(call: Call, unit: WriteUnit, request: CreateRequest) -> ReservationId
             account_id=mine.account_id,
             type_id=request.reservation_type_id,
             billing_exempt=request.billing_exempt,
-            scene=_scene(call),
+            scene=scene_of(call),
         )
     except tuple(_REFUSALS) as error:
         raise _refusal(error) from error
@@ -157,10 +157,6 @@ def _accounts(call: Call, unit: ReadUnit, request: ListRequest) -> set[str] | No
     if found is None:
         raise Refusal(Code.TEAM_NOT_FOUND, "There is no such team.", param="selector.ByTeamId")
     return {found}
-
-
-def _scene(call: Call) -> Scene:
-    return Scene(actor_of(call), call.now, call.context.random)
 
 
 def _refusal(error: Exception) -> Refusal:

@@ -8,7 +8,7 @@ from sqlalchemy.exc import IntegrityError
 
 from marketplace.accounts import activity
 from marketplace.accounts.wire import AccountSummary
-from marketplace.events.transitions import Scene, actor_of
+from marketplace.events.transitions import scene_of
 from marketplace.http.errors import Code, Refusal
 from marketplace.http.operation import Call, Operation, Reads, Steps, Writes
 from marketplace.http.pagination import next_cursor
@@ -197,7 +197,7 @@ def _erase(call: Call, unit: WriteUnit, user: User) -> Erased:
             param="user_id",
             details={"reasons": [{"reason": item.reason, "ids": list(item.ids)} for item in found]},
         )
-    erased = erasure.erase(unit, user, Scene(actor_of(call), call.now, call.context.random))
+    erased = erasure.erase(unit, user, scene_of(call))
     for left in erased.departures:
         call.record(
             unit, "teams.leave", owner_id=left.team_id, subject_id=user.id, successor=left.successor, closed=left.closed

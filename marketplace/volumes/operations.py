@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from marketplace.catalog import datacenters
-from marketplace.events.transitions import Scene, actor_of
+from marketplace.events.transitions import scene_of
 from marketplace.http.acting import Party, party
 from marketplace.http.errors import Code, Refusal
 from marketplace.http.operation import Call, Operation, Reads, Writes
@@ -72,7 +72,7 @@ def create(call: Call, unit: WriteUnit, request: CreateRequest) -> VolumeOne:
         billing_exempt=request.billing_exempt,
     )
     try:
-        volume_id = keeping.create(unit, asked, settings.current(unit).provider_share, _scene(call))
+        volume_id = keeping.create(unit, asked, settings.current(unit).provider_share, scene_of(call))
     except NameTakenError as error:
         raise _taken() from error
     except InsufficientFundsError as error:
@@ -118,7 +118,7 @@ def delete(call: Call, unit: WriteUnit, request: VolumeRequest) -> DeleteAnswer:
     """Delete a volume."""
     _, row = _mine(call, unit, request)
     try:
-        keeping.delete(unit, row, _scene(call))
+        keeping.delete(unit, row, scene_of(call))
     except VolumeBusyError as error:
         raise Refusal(Code.VOLUME_ATTACHED, "An instance has the volume.", param="volume_id") from error
     return DeleteAnswer(volume_id=row.id)
@@ -193,10 +193,6 @@ def _check_operator(call: Call, unit: ReadUnit, provider_id: str, param: str) ->
     own = providers.provider_of(unit, call.caller.id)
     if own is None or own.id != provider_id:
         raise Refusal(Code.NOT_NODE_OPERATOR, "The datacenter is another provider's.", param=param)
-
-
-def _scene(call: Call) -> Scene:
-    return Scene(actor_of(call), call.now, call.context.random)
 
 
 def _taken() -> Refusal:
