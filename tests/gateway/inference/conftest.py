@@ -225,6 +225,11 @@ class House:
             assert time.monotonic() < until, f"it never came to be that {what}"
             pause.wait(0.005)
 
+    def money(self, account: str) -> int:
+        """What an account may spend as far as the gateway knows; 0 while it has not heard of it. On the loop only."""
+        purse = self.gateway.metering.purses.get(account)
+        return 0 if purse is None else purse.available
+
     def idle(self) -> None:
         """Wait until every request has ended, its settlement is in the ledger and the engine has nothing to do."""
         services, metering, engine = self.gateway.services, self.gateway.metering, self.engine

@@ -139,9 +139,9 @@ def test_from_registering_to_being_erased(make_house: MakeHouse, monkeypatch: py
     operator.ask("/api/v1/account/transactions/create/external", top_up)
 
     # The key spends it.
-    purses, keymap = house.gateway.metering.purses, house.gateway.keys
+    keymap = house.gateway.keys
     house.eventually(lambda: any(one.key_id == made["id"] for one in keymap._keys.values()), "the key is known")
-    house.eventually(lambda: purses.get(team["account_id"]).available > 0, "the money arrives")
+    house.eventually(lambda: house.money(team["account_id"]) > 0, "the money arrives")
     answer = house.client(api_key=key).chat.completions.create(
         model="tiny", messages=[{"role": "user", "content": "What is the capital of France?"}]
     )

@@ -76,8 +76,7 @@ def test_a_team_pays_for_what_its_key_asks(make_house: MakeHouse) -> None:
     funds = {"account": {"ByTeamIds": [team["id"]]}, "amount": 100}
     told(ask(house, "/api/v1/account/transactions/create/external", funds, token))
 
-    purses = house.gateway.metering.purses
-    house.eventually(lambda: purses.get(team["account_id"]).available > 0, "the team's money arrives")
+    house.eventually(lambda: house.money(team["account_id"]) > 0, "the team's money arrives")
     client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "hello"}])
     house.idle()
     by_team = {"selector": {"ByTeam": team["id"]}}
