@@ -16,13 +16,12 @@ import msgspec
 from gateway.settings import Paths, Settings
 from marketplace.http.operation import Context
 from marketplace.notify.mail import FolderMail, Mail, SmtpMail, read_sender, read_smtp_url
-from marketplace.workers.environments import EnvironmentExpiry
+from marketplace.workers import expiry
 from marketplace.workers.fleet import Fleet
 from marketplace.workers.funds import FundsWatch
 from marketplace.workers.metering import Metering
 from marketplace.workers.outbox import Deliverer
 from marketplace.workers.payments import reconcile
-from marketplace.workers.reservations import ReservationExpiry
 from marketplace.workers.volumes import VolumeKeeper
 
 log = logging.getLogger(__name__)
@@ -127,9 +126,9 @@ def marketplace_chores(context: Context, mail: Mail, chores: Chores) -> tuple[Ch
         random=context.random,
     )
     funds = FundsWatch(context.database, clock=context.clock, random=context.random)
-    reservations = ReservationExpiry(context.database, clock=context.clock, random=context.random)
+    reservations = expiry.of_reservations(context.database, clock=context.clock, random=context.random)
     volumes = VolumeKeeper(context.database, clock=context.clock, random=context.random)
-    environments = EnvironmentExpiry(context.database, clock=context.clock, random=context.random)
+    environments = expiry.of_environments(context.database, clock=context.clock, random=context.random)
 
     fleet = Fleet(context.database, clock=context.clock, random=context.random)
     metering = Metering(context.database, clock=context.clock, random=context.random)

@@ -13,7 +13,7 @@ from marketplace.environments import service as environments
 from marketplace.environments.service import EnvironmentGoneError
 from marketplace.environments.tables import saved_environment
 from marketplace.instances.tables import instance
-from marketplace.workers.environments import EnvironmentExpiry
+from marketplace.workers import expiry
 
 if TYPE_CHECKING:
     from tests.marketplace.office import Caller, Office
@@ -58,7 +58,7 @@ def row(office: Office, environment_id: str) -> Any:
 
 
 def expire(office: Office, **more: Any) -> int:
-    return EnvironmentExpiry(office.database, clock=office.clock, random=office.random).run(**more)
+    return expiry.of_environments(office.database, clock=office.clock, random=office.random).run(**more)
 
 
 def test_what_is_shown(office: Office, yard: Yard) -> None:

@@ -16,7 +16,7 @@ from marketplace.ledger.rentals import HOUR_US, Meter
 from marketplace.quotas.tables import quota
 from marketplace.reservations.rules import PPM, price
 from marketplace.settings import service as settings
-from marketplace.workers.reservations import ReservationExpiry
+from marketplace.workers import expiry
 from tests.marketplace.rack import GIB, Rack
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def test_a_reservation_is_charged_when_it_runs_used_again_and_over_in_time(
     for _ in range(DAY // 7200 + 1):
         office.wait(7200)
         node.poll()
-    assert ReservationExpiry(office.database, clock=office.clock, random=office.random).run() == 1
+    assert expiry.of_reservations(office.database, clock=office.clock, random=office.random).run() == 1
     rack.terminate(ada, second)
     after = meter(office, second)
     assert after.stopped_at is not None and after.free_until is not None

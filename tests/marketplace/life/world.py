@@ -34,11 +34,10 @@ from marketplace.nodes import talk
 from marketplace.nodes.tables import node
 from marketplace.store.base import metadata
 from marketplace.store.db import Database, WriteUnit
-from marketplace.workers.environments import EnvironmentExpiry
+from marketplace.workers import expiry
 from marketplace.workers.fleet import Fleet
 from marketplace.workers.funds import FundsWatch
 from marketplace.workers.metering import Metering
-from marketplace.workers.reservations import ReservationExpiry
 from marketplace.workers.volumes import VolumeKeeper
 from tests.marketplace.life.host import Engines, Host, run
 from tests.marketplace.life.invariants import INVARIANTS, Facts, broken
@@ -268,7 +267,7 @@ class World:
     def work(self) -> None:
         """Every worker once."""
         known: dict[str, Any] = {"clock": self.clock, "random": self.office.random}
-        for worker in (Fleet, Metering, ReservationExpiry, EnvironmentExpiry, FundsWatch, VolumeKeeper):
+        for worker in (Fleet, Metering, expiry.of_reservations, expiry.of_environments, FundsWatch, VolumeKeeper):
             worker(self.database, **known).run()
 
     def facts(self, unit: Any) -> Facts:

@@ -21,7 +21,7 @@ from marketplace.ledger.rentals import HOUR_US
 from marketplace.ledger.tables import account
 from marketplace.reservations.rules import PPM, price
 from marketplace.reservations.wire import FactorIn
-from marketplace.workers.reservations import ReservationExpiry
+from marketplace.workers import expiry
 from tests.marketplace.yard import COST
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def balance(office: Office, who: Caller) -> int:
 
 
 def expire(office: Office) -> int:
-    return ReservationExpiry(office.database, clock=office.clock, random=office.random).run()
+    return expiry.of_reservations(office.database, clock=office.clock, random=office.random).run()
 
 
 def clean(office: Office) -> bool:

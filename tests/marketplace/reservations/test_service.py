@@ -15,7 +15,7 @@ from marketplace.ledger.money import NANO
 from marketplace.reservations import listing, service, types
 from marketplace.reservations.rules import PPM, price
 from marketplace.reservations.service import OtherShapeError, Resources, UnknownReservationError
-from marketplace.workers.reservations import ReservationExpiry
+from marketplace.workers import expiry
 from tests.marketplace.yard import COST, SHARE
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ def test_the_end_comes_whether_it_is_used_or_not_and_once(office: Office, yard: 
         active(office, yard, instance_id)
     yard.end(unused)
     over(office, yard, unused)
-    worker = ReservationExpiry(office.database, clock=office.clock, random=office.random)
+    worker = expiry.of_reservations(office.database, clock=office.clock, random=office.random)
     assert worker.run() == 0
     office.wait(DAY)
     assert worker.run(lambda: True) == 0
