@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -65,12 +64,15 @@ class Server:
         self.want_observed = False
         self.unknown: list[str] = []
         self.changed = asyncio.Event()
+        self.news = asyncio.Event()
+        """set whenever the node says something, or did something"""
 
     def want(self, *instances: DesiredInstance) -> None:
         self.desired, self.rev = Desired(instances=list(instances)), self.rev + 1
         self.changed.set()
 
     async def __call__(self, request: httpx2.Request) -> httpx2.Response:
+        self.news.set()
         if self.down:
             raise httpx2.ConnectError("down")
         content, name = request.content, request.url.path.rpartition("/")[2]
@@ -96,6 +98,7 @@ class Server:
 
     async def poll(self, told: Poll) -> httpx2.Response:
         self.polls.append(told)
+        self.news.set()
         done = {result.id for result in told.command_results}
         self.commands = [command for command in self.commands if command.id not in done]
         while True:
@@ -154,16 +157,20 @@ class Bench:
 
     async def keep_images(self, images: list[DesiredImage]) -> list[str]:
         self.images.append(images)
+        self.server.news.set()
         return [f"{one.url}: gone" for one in images if "gone" in one.url]
 
     def poke(self) -> None:
+        self.server.news.set()
         self.agent.poke()
 
     async def until(self, true: Callable[[], Any], within_s: float = 10) -> None:
-        end = time.monotonic() + within_s
-        while not true():
-            assert time.monotonic() < end, self.server.polls[-3:]
-            await asyncio.sleep(0.01)
+        news = self.server.news
+        async with asyncio.timeout(within_s):
+            while not true():
+                news.clear()
+                await news.wait()
+                await asyncio.sleep(0)  # whoever made them goes on to where it waits
 
 
 @contextlib.asynccontextmanager
