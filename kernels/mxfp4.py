@@ -40,5 +40,6 @@ def e2m1_values(packed: Tensor) -> Tensor:
 
 def e8m0_values(exponents: Tensor) -> Tensor:
     """2^(e − 127) of each byte, float32; 255, which stands for no number, is NaN."""
-    powers = torch.ldexp(torch.ones((), device=exponents.device), exponents.to(torch.int32) - 127)
-    return torch.where(exponents == 255, torch.nan, powers)
+    # The exponent's field of a float32; 2^-127 itself is a subnormal number
+    bits = torch.where(exponents == 0, 1 << 22, exponents.to(torch.int32) << 23)
+    return torch.where(exponents == 255, torch.nan, bits.view(torch.float32))
