@@ -35,7 +35,7 @@ _NVML: dict[int, Architecture] = {
     10: "Blackwell",
     13: "Rubin",
 }
-_MODULES: dict[Architecture, KernelModules] = {
+_MODULES: dict[str, KernelModules] = {
     "Kepler": "ProprietaryOnly",
     "Maxwell": "ProprietaryOnly",
     "Pascal": "ProprietaryOnly",
@@ -61,6 +61,6 @@ def by_nvml(number: int) -> Architecture:
     return _NVML.get(number, "Unknown")
 
 
-def kernel_modules(architecture: Architecture) -> KernelModules:
-    """Which of the vendor's kernel modules drive the architecture."""
-    return _MODULES[architecture]
+def kernel_modules(architecture: Architecture | str) -> KernelModules:
+    """Which of the vendor's kernel modules drive the architecture: the node says it, and the server by itself, too."""
+    return _MODULES.get(architecture, "Unknown")

@@ -1,11 +1,10 @@
-"""What a node may become, pure: whether it is heard, and whether it is being emptied; and which drivers a GPU loads."""
+"""What a node may become, pure: whether it is heard, and whether it is being emptied; and which drivers GPUs load."""
 
 from __future__ import annotations
 
 from types import MappingProxyType
 from typing import Literal
 
-from marketplace.agent.inventory_wire import Architecture, KernelModules
 from marketplace.events.transitions import Machine, Moves
 from marketplace.nodes.tables import node
 
@@ -44,28 +43,8 @@ DRAIN_MOVES: Moves = MappingProxyType(
 )
 DRAIN = Machine("nodes", node, "drain_state", DRAIN_MOVES)
 
-_MODULES: MappingProxyType[str, KernelModules] = MappingProxyType(
-    {
-        "Kepler": "ProprietaryOnly",
-        "Maxwell": "ProprietaryOnly",
-        "Pascal": "ProprietaryOnly",
-        "Volta": "ProprietaryOnly",
-        "Turing": "OpenOrProprietary",
-        "Ampere": "OpenOrProprietary",
-        "Ada": "OpenOrProprietary",
-        "Hopper": "OpenOrProprietary",
-        "GraceHopper": "OpenOnly",
-        "Blackwell": "OpenOnly",
-        "Rubin": "OpenOnly",
-    }
-)
 OPEN_TAG = "gpuvendor-driver"
 PROPRIETARY_TAG = "gpuvendor-driver-proprietary"
-
-
-def kernel_modules(architecture: Architecture | str) -> KernelModules:
-    """Which of the vendor's kernel modules a GPU of an architecture can load."""
-    return _MODULES.get(architecture, "Unknown")
 
 
 def loads(modules: str, tags: frozenset[str]) -> bool:

@@ -8,11 +8,12 @@ from typing import Any
 import msgspec
 from sqlalchemy import insert, select, update
 
+from marketplace.agent.gpu_names import kernel_modules
 from marketplace.agent.inventory_wire import Gpu, Inventory
 from marketplace.agent.wire import Event, Register
 from marketplace.catalog import datacenters
 from marketplace.events.transitions import Scene, begun, transition
-from marketplace.nodes.rules import CONNECTIVITY, kernel_modules
+from marketplace.nodes.rules import CONNECTIVITY
 from marketplace.nodes.tables import gpu, node, node_event
 from marketplace.placement import claims, leases
 from marketplace.providers import service as providers
