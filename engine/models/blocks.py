@@ -1,9 +1,13 @@
-"""The decoder that every supported family is: pre-norm layers of paged attention and a gated MLP on a residual
-stream."""
+"""The decoder that most families are: layers of paged attention and a feed-forward block on a residual stream.
+
+What families differ in goes in as functions that build a layer, its attention or its feed-forward block; the model
+does not ask which family it is.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,27 +22,59 @@ from engine.layers.rotary import rotary_table
 from engine.models.config import ModelConfig
 from kernels.decoder import DecoderOps, DecoderProgram, DecoderSpec, LayerSpec
 
-AttentionLoader = Callable[[LayerLoader, ModelConfig, int, Tensor], PagedAttention]
-"""(loader, config, layer, cos_sin) → the layer's attention: what families differ in."""
+
+class Attention(Protocol):
+    """A layer's attention."""
+
+    def __call__(self, x: Tensor, batch: ForwardBatch, kv: KVTensors, rows: Tensor | None = None) -> Tensor:
+        """x [T, H] → [T, H]; what all T tokens leave behind enters the cache. rows int64 [R]: the output of these rows
+        only."""
+        ...
+
+
+class FeedForward(Protocol):
+    """A layer's feed-forward block: an MLP or a mixture of experts."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [T, H] → [T, H]."""
+        ...
+
+
+AttentionLoader = Callable[[LayerLoader, ModelConfig, int, Tensor], Attention]
+"""(loader, config, layer, cos_sin) → the layer's attention."""
+FeedForwardLoader = Callable[[LayerLoader, ModelConfig, int], FeedForward]
+"""(loader, config, layer) → the layer's feed-forward block."""
 
 
 class DecoderLayer:
-    """Attention and MLP, each behind a norm; both add to the residual stream, the MLP's output at the next layer's
-    norm."""
+    """Attention and feed-forward, each behind a norm; both add to the residual stream, the latter's output at the next
+    layer's norm. Some families norm what comes out of each, too."""
 
-    __slots__ = ("attention", "attention_norm", "mlp", "mlp_norm")
+    __slots__ = ("attention", "attention_norm", "attention_out_norm", "mlp", "mlp_norm", "mlp_out_norm")
 
-    def __init__(self, attention_norm: RMSNorm, attention: PagedAttention, mlp_norm: RMSNorm, mlp: GatedMLP) -> None:
+    def __init__(
+        self,
+        attention_norm: RMSNorm,
+        attention: Attention,
+        mlp_norm: RMSNorm,
+        mlp: FeedForward,
+        *,
+        attention_out_norm: RMSNorm | None = None,
+        mlp_out_norm: RMSNorm | None = None,
+    ) -> None:
+        """attention_out_norm, mlp_out_norm: norms of the two outputs before they are added."""
         self.attention_norm = attention_norm
         self.attention = attention
+        self.attention_out_norm = attention_out_norm
         self.mlp_norm = mlp_norm
         self.mlp = mlp
+        self.mlp_out_norm = mlp_out_norm
 
     def __call__(self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, kv: KVTensors) -> Tensor:
         """x [T, H]: output of the layer below (None at the first), not yet in residual [T, H]. Returns this layer's
         output."""
         hidden = self.attention_norm(residual) if x is None else self.attention_norm(x, residual)
-        return self.mlp(self.mlp_norm(self.attention(hidden, batch, kv), residual))
+        return self._feed_forward(self.attention(hidden, batch, kv), residual)
 
     def last(
         self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, kv: KVTensors, rows: Tensor
@@ -48,21 +84,36 @@ class DecoderLayer:
         hidden = self.attention_norm(residual) if x is None else self.attention_norm(x, residual)
         mixed = self.attention(hidden, batch, kv, rows)
         residual = residual[rows]
-        return self.mlp(self.mlp_norm(mixed, residual)), residual
+        return self._feed_forward(mixed, residual), residual
 
-    def spec(self) -> LayerSpec:
-        """The layer's weights, for kernels that run whole decoders."""
+    def _feed_forward(self, mixed: Tensor, residual: Tensor) -> Tensor:
+        if self.attention_out_norm is not None:
+            mixed = self.attention_out_norm(mixed)
+        out = self.mlp(self.mlp_norm(mixed, residual))
+        return out if self.mlp_out_norm is None else self.mlp_out_norm(out)
+
+    def spec(self) -> LayerSpec | None:
+        """The layer's weights, for kernels that run whole decoders; None where those cannot run this one."""
+        attention, mlp = self.attention, self.mlp
+        if not isinstance(attention, PagedAttention) or not isinstance(mlp, GatedMLP):
+            return None
+        if self.attention_out_norm is not None or self.mlp_out_norm is not None:
+            return None
         return LayerSpec(
             attention_norm=self.attention_norm.weight,
-            qkv=self.attention.qkv.weight,
-            q_norm=self.attention.q_norm,
-            k_norm=self.attention.k_norm,
-            output=self.attention.output.weight,
+            qkv=attention.qkv.weight,
+            q_norm=attention.q_norm,
+            k_norm=attention.k_norm,
+            output=attention.output.weight,
             mlp_norm=self.mlp_norm.weight,
-            gate_up=self.mlp.gate_up.weight,
-            down=self.mlp.down.weight,
-            window=self.attention.window,
+            gate_up=mlp.gate_up.weight,
+            down=mlp.down.weight,
+            window=attention.window,
         )
+
+
+LayerBuilder = Callable[[LayerLoader, ModelConfig, int, Tensor], DecoderLayer]
+"""(loader, config, layer, cos_sin) → the layer."""
 
 
 class DecoderModel:
@@ -121,67 +172,95 @@ class DecoderModel:
         return self._head(hidden).to(torch.float32)
 
 
+def load_norm(loader: LayerLoader, config: ModelConfig, name: str) -> RMSNorm:
+    """The norm whose weight is `name`.weight."""
+    return RMSNorm(loader.ops, loader.vector(f"{name}.weight"), config.rms_eps)
+
+
 def load_attention(loader: LayerLoader, config: ModelConfig, layer: int, cos_sin: Tensor) -> PagedAttention:
-    """Attention as Llama has it, with biases where the configuration says so."""
+    """Attention as Llama has it, with biases and norms per head where the configuration says so."""
     prefix = f"model.layers.{layer}.self_attn."
     qkv = loader.linear(*(f"{prefix}{name}_proj" for name in "qkv"), bias=config.qkv_bias)
     output = loader.linear(f"{prefix}o_proj", bias=config.output_bias)
-    return PagedAttention(loader.ops, config, layer, qkv, output, cos_sin)
+    norms = (loader.vector(f"{prefix}{name}_norm.weight") for name in "qk") if config.qk_norm else (None, None)
+    return PagedAttention(loader.ops, config, layer, qkv, output, cos_sin, *norms)
+
+
+def load_mlp(loader: LayerLoader, config: ModelConfig, layer: int) -> GatedMLP:
+    """The gated MLP of gate_proj, up_proj and down_proj."""
+    prefix = f"model.layers.{layer}.mlp."
+    gate_up = loader.linear(f"{prefix}gate_proj", f"{prefix}up_proj", bias=config.mlp_bias)
+    return GatedMLP(loader.ops, gate_up, loader.linear(f"{prefix}down_proj", bias=config.mlp_bias), config.activation)
+
+
+def load_layer(
+    loader: LayerLoader,
+    config: ModelConfig,
+    layer: int,
+    cos_sin: Tensor,
+    *,
+    attention: AttentionLoader = load_attention,
+    mlp: FeedForwardLoader = load_mlp,
+) -> DecoderLayer:
+    """A pre-norm layer as Llama has it, of this attention and this feed-forward block."""
+    prefix = f"model.layers.{layer}."
+    return DecoderLayer(
+        load_norm(loader, config, f"{prefix}input_layernorm"),
+        attention(loader, config, layer, cos_sin),
+        load_norm(loader, config, f"{prefix}post_attention_layernorm"),
+        mlp(loader, config, layer),
+    )
 
 
 def load_decoder(
-    loader: LayerLoader, config: ModelConfig, *, positions: int, attention: AttentionLoader = load_attention
+    loader: LayerLoader, config: ModelConfig, positions: int, *, layer: LayerBuilder = load_layer
 ) -> DecoderModel:
     """Build the model out of a checkpoint. positions: length of the rotary table, the longest context. Raises
     WeightsError."""
-    ops, cos_sin = loader.ops, rotary_table(config, positions, loader.device)
-
-    def norm(name: str) -> RMSNorm:
-        return RMSNorm(ops, loader.vector(f"{name}.weight"), config.rms_eps)
-
-    def layer(index: int) -> DecoderLayer:
-        prefix = f"model.layers.{index}."
-        mlp = GatedMLP(
-            ops,
-            loader.linear(f"{prefix}mlp.gate_proj", f"{prefix}mlp.up_proj", bias=config.mlp_bias),
-            loader.linear(f"{prefix}mlp.down_proj", bias=config.mlp_bias),
-            config.activation,
-        )
-        return DecoderLayer(
-            norm(f"{prefix}input_layernorm"),
-            attention(loader, config, index, cos_sin),
-            norm(f"{prefix}post_attention_layernorm"),
-            mlp,
-        )
-
-    embedding = TokenEmbedding(ops, loader.linear("model.embed_tokens"))
-    layers = [layer(index) for index in range(config.num_layers)]
-    final = norm("model.norm")
+    cos_sin = rotary_table(config, positions, loader.device)
+    embedding = TokenEmbedding(loader.ops, loader.linear("model.embed_tokens"))
+    layers = [layer(loader, config, index, cos_sin) for index in range(config.num_layers)]
+    norm = load_norm(loader, config, "model.norm")
     head = embedding.table if config.tie_embeddings else loader.linear("lm_head")
-    program = None
-    if loader.fused and isinstance(ops, DecoderOps):
-        program = ops.decoder(
-            DecoderSpec(
-                embedding=embedding.table.weight,
-                layers=[layer.spec() for layer in layers],
-                norm=final.weight,
-                head=head.weight,
-                cos_sin=cos_sin,
-                num_q_heads=config.num_heads,
-                num_kv_heads=config.num_kv_heads,
-                head_dim=config.head_dim,
-                eps=config.rms_eps,
-                scale=layers[0].attention.scale,
-                activation=layers[0].mlp.activation,
-            )
-        )
     return DecoderModel(
         config,
         embedding,
         layers,
-        final,
+        norm,
         head,
-        program=program,
+        program=_program(loader, config, embedding, layers, norm, head, cos_sin),
         weight_bytes=loader.weight_bytes,
         packed=loader.packed,
+    )
+
+
+def _program(
+    loader: LayerLoader,
+    config: ModelConfig,
+    embedding: TokenEmbedding,
+    layers: Sequence[DecoderLayer],
+    norm: RMSNorm,
+    head: MergedLinear,
+    cos_sin: Tensor,
+) -> DecoderProgram | None:
+    """The decoder as one operation, where it is wanted and the kernels can run all of its layers."""
+    specs = [spec for spec in (layer.spec() for layer in layers) if spec is not None]
+    attention, mlp = layers[0].attention, layers[0].mlp
+    if not loader.fused or not isinstance(loader.ops, DecoderOps) or len(specs) < len(layers):
+        return None
+    assert isinstance(attention, PagedAttention) and isinstance(mlp, GatedMLP)
+    return loader.ops.decoder(
+        DecoderSpec(
+            embedding=embedding.table.weight,
+            layers=specs,
+            norm=norm.weight,
+            head=head.weight,
+            cos_sin=cos_sin,
+            num_q_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            eps=config.rms_eps,
+            scale=attention.scale,
+            activation=mlp.activation,
+        )
     )

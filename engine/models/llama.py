@@ -3,11 +3,15 @@ configuration."""
 
 from __future__ import annotations
 
-from engine.layers.linear import LayerLoader
-from engine.models.blocks import DecoderModel, load_decoder
+from engine.models.blocks import load_decoder
 from engine.models.config import ModelConfig
+from engine.models.family import Family
+from engine.models.fields import Fields, shared
 
 
-def load(loader: LayerLoader, config: ModelConfig, positions: int) -> DecoderModel:
-    """Build the model. positions: the longest context."""
-    return load_decoder(loader, config, positions=positions)
+def _read(fields: Fields) -> ModelConfig:
+    biases = {"output_bias": fields.flag("attention_bias", False), "mlp_bias": fields.flag("mlp_bias", False)}
+    return ModelConfig(**shared(fields) | biases)
+
+
+FAMILY = Family(read=_read, load=load_decoder)

@@ -3,11 +3,18 @@ does)."""
 
 from __future__ import annotations
 
-from engine.layers.linear import LayerLoader
-from engine.models.blocks import DecoderModel, load_decoder
+from engine.models.blocks import load_decoder
 from engine.models.config import ModelConfig
+from engine.models.family import Family
+from engine.models.fields import Fields, shared, windows
+
+_WINDOW = 4096
+"""What a configuration that leaves the field out means."""
 
 
-def load(loader: LayerLoader, config: ModelConfig, positions: int) -> DecoderModel:
-    """Build the model. positions: the longest context."""
-    return load_decoder(loader, config, positions=positions)
+def _read(fields: Fields) -> ModelConfig:
+    common = shared(fields)
+    return ModelConfig(**common | windows(fields, range(common["num_layers"]), _WINDOW))
+
+
+FAMILY = Family(read=_read, load=load_decoder)

@@ -3,22 +3,16 @@ their own."""
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from engine.layers.attention import PagedAttention
-from engine.layers.linear import LayerLoader
-from engine.models.blocks import DecoderModel, load_decoder
+from engine.models.blocks import load_decoder
 from engine.models.config import ModelConfig
+from engine.models.family import Family
+from engine.models.fields import Fields, shared
+from engine.models.qwen2 import upper_windows
 
 
-def load(loader: LayerLoader, config: ModelConfig, positions: int) -> DecoderModel:
-    """Build the model. positions: the longest context."""
-    return load_decoder(loader, config, positions=positions, attention=_load_attention)
+def _read(fields: Fields) -> ModelConfig:
+    own = {"output_bias": fields.flag("attention_bias", False), "qk_norm": True}
+    return ModelConfig(**shared(fields) | own | upper_windows(fields))
 
 
-def _load_attention(loader: LayerLoader, config: ModelConfig, layer: int, cos_sin: Tensor) -> PagedAttention:
-    prefix = f"model.layers.{layer}.self_attn."
-    qkv = loader.linear(*(f"{prefix}{name}_proj" for name in "qkv"), bias=config.qkv_bias)
-    output = loader.linear(f"{prefix}o_proj", bias=config.output_bias)
-    q_norm, k_norm = loader.vector(f"{prefix}q_norm.weight"), loader.vector(f"{prefix}k_norm.weight")
-    return PagedAttention(loader.ops, config, layer, qkv, output, cos_sin, q_norm, k_norm)
+FAMILY = Family(read=_read, load=load_decoder)

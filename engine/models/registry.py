@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from importlib import import_module
 from typing import Protocol
 
 import torch
@@ -13,17 +12,10 @@ from engine.batch import ForwardBatch, KVTensors
 from engine.config import EngineConfig
 from engine.layers.linear import LayerLoader
 from engine.models.config import ModelConfig
+from engine.models.family import find_family
 from engine.weights.checkpoint import open_checkpoint
 from engine.weights.sources import ModelSource
 from kernels.interface import Ops
-
-FAMILIES = {
-    "LlamaForCausalLM": "engine.models.llama",
-    "MistralForCausalLM": "engine.models.mistral",
-    "Qwen2ForCausalLM": "engine.models.qwen2",
-    "Qwen3ForCausalLM": "engine.models.qwen3",
-}
-"""Architecture → the module whose load() builds it."""
 
 _MAX_POSITIONS = 1 << 20
 """Longest rotary table that is built: with heads of 128 it takes 512 MiB."""
@@ -62,7 +54,6 @@ def load_model(source: ModelSource, config: EngineConfig, ops: Ops) -> CausalLM:
         checkpoint, ops, dtype=_TYPES.get(wanted, torch.float32), device=device, fused=config.fused_steps
     )
     positions = min(model.max_position, config.max_context or _MAX_POSITIONS, _MAX_POSITIONS)
-    family = import_module(FAMILIES[model.architecture])
     # What the loaded model says it can do is what its rotary table covers
-    loaded: CausalLM = family.load(loader, dataclasses.replace(model, max_position=positions), positions)
-    return loaded
+    served = dataclasses.replace(model, max_position=positions)
+    return find_family(model.architecture, checkpoint.path).load(loader, served, positions)

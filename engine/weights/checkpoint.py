@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-from engine.models.config import ModelConfig
+from engine.models.config import ModelConfig, Shapes
 from engine.weights.errors import WeightsError
 from engine.weights.sources import ModelSource
 from kernels.interface import WeightPart
@@ -38,9 +38,9 @@ def open_checkpoint(source: ModelSource, *, packed: bool) -> Checkpoint:
     return SafetensorsCheckpoint(source.path)
 
 
-def check_shapes(file: Path, config: ModelConfig, found: dict[str, tuple[int, ...]]) -> None:
-    """Raise WeightsError unless every tensor of the model is there with the right shape. found: name → shape."""
-    for name, expected in config.tensor_shapes().items():
+def check_shapes(file: Path, needed: Shapes, found: Shapes) -> None:
+    """Raise WeightsError unless every tensor that is needed is there with the right shape."""
+    for name, expected in needed.items():
         shape = found.get(name)
         if shape is None:
             raise WeightsError(f"{file}: tensor {name!r} is missing")

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from engine.models.config import ModelConfig
+from engine.models.family import tensor_shapes
 from engine.weights.checkpoint import check_shapes
 from engine.weights.errors import WeightsError
 from engine.weights.gguf_header import GGUFHeader, TensorInfo
@@ -149,9 +150,10 @@ class GGUFCheckpoint:
         self._packed = packed
         self.config = config_from_gguf(self._header)
         self._permuted = self._header.fields["general.architecture"] in _PERMUTED
-        names = {gguf_name(name): name for name in self.config.tensor_shapes()}
+        needed = tensor_shapes(self.config, path)
+        names = {gguf_name(name): name for name in needed}
         found = {names[name]: info.shape for name, info in self._header.tensors.items() if name in names}
-        check_shapes(path, self.config, found)
+        check_shapes(path, needed, found)
 
     def get(self, name: str) -> WeightPart:
         """Return a tensor under its Hugging Face name. Raises WeightsError naming file and tensor."""

@@ -8,7 +8,8 @@ from typing import Protocol, cast
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from engine.models.config import config_from_json
+from engine.models.config import Shapes
+from engine.models.family import config_from_json, tensor_shapes
 from engine.weights.checkpoint import check_shapes
 from engine.weights.errors import WeightsError
 from engine.weights.stop_tokens import folder_stop_tokens, read_json
@@ -46,12 +47,12 @@ class SafetensorsCheckpoint:
         config = config_from_json(config_file, read_json(config_file), folder_stop_tokens(folder))
         self._file_of = _tensor_files(folder)
         self._handles: dict[Path, _OpenFile] = {}
-        shapes: dict[str, tuple[int, ...]] = {}
-        needed = config.tensor_shapes()
+        shapes: Shapes = {}
+        needed = tensor_shapes(config, config_file)
         for name, file in self._file_of.items():
             if name in needed:
                 shapes[name] = self._shape(file, name)
-        check_shapes(folder, config, shapes)
+        check_shapes(folder, needed, shapes)
         self.config = config
 
     def get(self, name: str) -> Tensor:
