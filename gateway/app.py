@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import os
@@ -18,7 +17,7 @@ import orjson
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.routing import Route, Router
 
-from engine.generation import EngineError
+from engine.config import EngineConfig
 from engine.tokenizer import Tokenizer
 from engine.weights.sources import ModelSource
 from engine.wire import UsageReply
@@ -29,6 +28,7 @@ from gateway.bootstrap import Prepared
 from gateway.chores import Chores, mail_of, marketplace_chores
 from gateway.fleet.catalogue import Catalogue, Model
 from gateway.fleet.leases import LocalLeaseKeeper, Terms
+from gateway.fleet.pool import Pool
 from gateway.fleet.recommended import NONE, recommended_sampling
 from gateway.fleet.replicas import ENGINE_COMMAND, Replica, State
 from gateway.inference import models as model_lists
@@ -86,23 +86,31 @@ class Gateway:
         model: str,
         source: ModelSource,
         *,
-        replica: Callable[[Tokenizer], Replica] | None = None,
+        replica: Callable[[Tokenizer, int], Replica] | None = None,
         payments: PaymentProvider | None = None,
     ) -> None:
-        """`model` is the name that clients use, `source` where its files are. `replica` makes another engine's
-        supervisor than the settings describe; without `payments`, they are made by hand. Raises WeightsError when the
-        tokenizer cannot be read.
+        """`model` is the name that clients use, `source` where its files are. `replica` makes other supervisors of
+        engines than the settings describe, for the tokenizer and the number of the replica; without `payments`, they
+        are made by hand. Raises WeightsError when the tokenizer cannot be read.
         """
         paths = Paths(settings.data)
         self.settings = settings
         self.telemetry = Telemetry()
         self._terms = _terms(settings, model)
         self.tokenizer = Tokenizer.load(source)
-        self.replica = replica(self.tokenizer) if replica is not None else self._make_replica(paths, model, source)
-        engine = settings.engine
-        capacity = Capacity(model, engine.max_running, engine.max_queued)
+        engine, count = settings.engine, settings.replicas
+        self.pool = Pool(
+            [
+                self._make_replica(paths, model, source, index) if replica is None else replica(self.tokenizer, index)
+                for index in range(count)
+            ],
+            places=engine.max_running,
+            page_size=engine.page_size,
+            routing=settings.routing,
+        )
+        capacity = Capacity(model, engine.max_running * count, engine.max_queued * count)
         recommended = recommended_sampling(source) if settings.sampling_defaults == "model" else NONE
-        offer = Model(model, self.replica, self.tokenizer, capacity, recommended=recommended)
+        offer = Model(model, self.pool, self.tokenizer, capacity, recommended=recommended)
         self.catalogue = Catalogue([offer])
         self.keys: KeyMap
         self.metering: Metering
@@ -124,8 +132,8 @@ class Gateway:
 
     def launch(self) -> None:
         """Start the engine process; what follows can be done while it loads."""
-        self.replica.on_state(self._engine_changed)
-        self.replica.launch()
+        self.pool.on_state(self._engine_changed)
+        self.pool.launch()
 
     async def start(self, prepared: Prepared) -> None:
         """Open the books, wait for the launched engine, recover; returns when requests can be served. An engine that
@@ -175,8 +183,8 @@ class Gateway:
         )
         self._reports = Reports(database, self.services.spendings, self._readers, wall_us, monotonic_us)
         if not settings.lease_socket:
-            await self.replica.ready()
-        await self.metering.recover(_Engines(self._model, self.replica))
+            await self.pool.ready()
+        await self.metering.recover(_Engines(self._model, self.pool))
         self._tasks.append(asyncio.create_task(self._poll_prices(database), name="prices"))
         live = LiveSettings(database, self.services, wall_us)
         await live.look()
@@ -200,7 +208,7 @@ class Gateway:
             await self._mcp.stop()
         if hasattr(self, "_chores"):
             await asyncio.to_thread(self._chores.stop)
-        await self.replica.stop(drain_s)
+        await self.pool.stop(drain_s)
         await self._terms.keeper.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self._readers.shutdown, wait=True, cancel_futures=True)
@@ -216,9 +224,9 @@ class Gateway:
         found: dict[str, str] = {}
         if self._stopping:
             found["gateway"] = "shutting down"
-        if self.replica.state is not State.READY:
-            reason = f": {self.replica.last_error}" if self.replica.last_error else ""
-            found["engine"] = f"{self.replica.state}{reason}"
+        if self.pool.state is not State.READY:
+            reason = f": {self.pool.last_error}" if self.pool.last_error else ""
+            found["engine"] = f"{self.pool.state}{reason}"
         trouble = self.metering.trouble
         if trouble is not None:
             found["metering"] = trouble
@@ -299,23 +307,23 @@ class Gateway:
     def _deprecated_login(self, method: str) -> None:
         self.telemetry.deprecated_logins[method] += 1
 
-    def _make_replica(self, paths: Paths, model: str, source: ModelSource) -> Replica:
+    def _make_replica(self, paths: Paths, model: str, source: ModelSource, index: int) -> Replica:
         settings = self.settings
-        device = "cuda" if settings.lease_socket else settings.engine.device
+        engine = shared(settings.engine, settings.replicas)
+        device = "cuda" if settings.lease_socket else engine.device
         return Replica(
-            msgspec.structs.replace(settings.engine, model=str(source.path), served_name=model, device=device),
-            socket_path=paths.engine_socket,
-            log_path=paths.engine_log,
+            msgspec.structs.replace(engine, model=str(source.path), served_name=model, device=device),
+            socket_path=paths.engine_socket(index),
+            log_path=paths.engine_log(index),
             tokenizer=self.tokenizer,
             command=shlex.split(settings.engine_command) or ENGINE_COMMAND,
             drain_s=settings.drain_s,
             terms=self._terms,
         )
 
-    def _engine_changed(self, replica: Replica) -> None:
-        welcome = replica.client.welcome
-        if replica.state is State.READY and welcome is not None and self._started:
-            self.metering.note_engine(self._model, welcome.epoch)
+    def _engine_changed(self, pool: Pool) -> None:
+        if self._started and pool.epoch:
+            self.metering.note_engine(self._model, pool.epoch)
 
     async def _ledger_caught_up(self) -> None:
         """Return when the ledger has everything that is in the journal now."""
@@ -332,18 +340,16 @@ class Gateway:
 
     async def _read(self) -> None:
         """Ask the others for what a scrape shows."""
-        reading, meter, replica = self.telemetry.reading, self.metering.meter, self.replica
+        reading, meter, pool = self.telemetry.reading, self.metering.meter, self.pool
         reading.ready = not self.troubles()
         reading.open_holds = len(meter.open_charges)
         reading.voided = meter.stats.voided
         reading.recovered = self.metering.report.settled + self.metering.report.voided
         reading.free_tokens = meter.stats.free_tokens
         reading.journal_backlog = self.metering.journal.next_seq - 1 - self.metering.settler.applied_seq
-        reading.restarts[self._model] = replica.restarts
-        reading.snapshots[self._model] = None
-        with contextlib.suppress(EngineError, TimeoutError):
-            async with asyncio.timeout(1.0):
-                reading.snapshots[self._model] = await replica.client.snapshot()
+        reading.restarts[self._model] = pool.restarts
+        reading.ready_replicas[self._model] = pool.ready_replicas
+        reading.snapshots[self._model] = await pool.snapshot()
 
 
 class Doors:
@@ -357,6 +363,14 @@ class Doors:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         await self._hot.get(scope["path"], self._router)(scope, receive, send)
+
+
+def shared(engine: EngineConfig, replicas: int) -> EngineConfig:
+    """The settings of one replica among several on this machine: its share of the cores, where it may take all."""
+    if replicas == 1 or engine.threads or engine.device == "cuda":
+        return engine
+    cores = len(os.sched_getaffinity(0))
+    return msgspec.structs.replace(engine, threads=max(1, cores // replicas))
 
 
 def _terms(settings: Settings, model: str) -> Terms:
@@ -375,20 +389,18 @@ def _terms(settings: Settings, model: str) -> Terms:
 class _Engines:
     """How recovery asks about requests of an earlier process."""
 
-    def __init__(self, model: str, replica: Replica) -> None:
+    def __init__(self, model: str, pool: Pool) -> None:
         self._model = model
-        self._replica = replica
+        self._pool = pool
 
     async def usage(self, model: str, request_ids: Sequence[str]) -> UsageReply | None:
-        """Counters that the engine of `model` remembers."""
-        if model != self._model or not self._replica.client.connected:
-            return None
-        return await self._replica.client.usage(request_ids)
+        """Counters that the engines of `model` remember."""
+        return await self._pool.usage(request_ids) if model == self._model else None
 
     async def abort(self, model: str, request_id: str) -> None:
         """End a sequence of an earlier process."""
-        if model == self._model and self._replica.client.connected:
-            await self._replica.client.abort(request_id)
+        if model == self._model:
+            await self._pool.abort(request_id)
 
 
 class RequestIds:

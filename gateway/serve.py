@@ -54,7 +54,7 @@ def serve(settings: Settings) -> int:
     except (BootstrapError, WeightsError, SettingError) as error:
         return _fail(str(error))
     except StartError as error:
-        return _fail(f"the engine does not start: {error} (its log is {paths.engine_log})")
+        return _fail(f"the engine does not start: {error} (its log is {paths.engine_log()})")
     except (JournalInUseError, JournalDamagedError, JournalUnavailableError, ClerkError) as error:
         return _fail(str(error))
     except (SQLAlchemyError, OSError) as error:
@@ -126,7 +126,7 @@ async def _start(gateway: Gateway, name: str, base_url: str) -> Prepared:
     settings = gateway.settings
     gateway.launch()
     if not settings.lease_socket and not Paths(settings.data).first_run.exists():
-        await gateway.replica.ready()
+        await gateway.pool.ready()
     prepared = await asyncio.to_thread(prepare, settings, name, base_url, clock=wall_us)
     await gateway.start(prepared)
     return prepared

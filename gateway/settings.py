@@ -17,6 +17,10 @@ from marketplace.notify.rules import AddressError
 _PUBLIC_URL = re.compile(r"https?://[A-Za-z0-9.\[\]:_-]+(/[A-Za-z0-9._~-]+)*")
 
 
+MOST_REPLICAS = 64
+"""Engine processes of one model on one machine."""
+
+
 class Prices(msgspec.Struct, frozen=True, kw_only=True):
     """Nano-units of the server currency per 1,000,000 tokens."""
 
@@ -87,6 +91,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     engine leases its GPU. Everything else is served while it has none."""
     lease_preemptible: bool = True
     """Whether a rental may take the leased GPU; running requests have drain-s to finish."""
+    replicas: int = 1
+    """Engine processes that serve the model, each with weights and a KV cache of its own: on a CPU they share the
+    cores, on GPUs each takes one of its own."""
+    routing: Literal["prefix", "least-work", "round-robin"] = "prefix"
+    """Which of several replicas gets a request: where the most of its prefix is cached and the least work waits, where
+    the least work waits, or each in turn."""
     engine_command: str = ""
     """Command that runs the engine process instead of the built-in one."""
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
@@ -111,6 +121,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             ("oauth-issuer", not self.oauth_issuer or is_safe(self.oauth_issuer), "must be an https address"),
             ("oauth-client-id", bool(self.oauth_client_id) or not self.oauth_issuer, "must be given with an issuer"),
             ("oauth-name", bool(self.oauth_name), "must not be empty"),
+            ("replicas", 1 <= self.replicas <= MOST_REPLICAS, f"must be between 1 and {MOST_REPLICAS}"),
             ("max-running", self.engine.max_running >= 1, "must be at least 1"),
             ("max-step-ms", self.engine.max_step_ms >= 0, "must not be negative"),
             ("fast-share", 0 <= self.engine.fast_share < 1, "must be at least 0 and below 1"),
@@ -180,5 +191,15 @@ class Paths:
         self.first_run = data / "first-run.json"
         self.journal = data / "journal.sqlite"
         self.mail = data / "mail"
-        self.engine_log = data / "engine.log"
-        self.engine_socket = data / "engine.sock"
+
+    def engine_log(self, replica: int = 0) -> Path:
+        """What the engine process of a replica says."""
+        return self.data / f"{_numbered('engine', replica)}.log"
+
+    def engine_socket(self, replica: int = 0) -> Path:
+        """Where the engine process of a replica listens."""
+        return self.data / f"{_numbered('engine', replica)}.sock"
+
+
+def _numbered(name: str, index: int) -> str:
+    return f"{name}-{index}" if index else name

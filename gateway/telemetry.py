@@ -65,6 +65,8 @@ class ModelMeters:
         self.charged = 0
         """nano-units"""
         self.outcomes: Counter[str] = Counter()
+        self.moved = 0
+        """Requests sent to another replica, because the first was lost before it said anything."""
 
     def settled(self, settlement: Settlement) -> None:
         """Count what one request has consumed and paid."""
@@ -83,6 +85,7 @@ class Reading:
         self.snapshots: dict[str, Snapshot | None] = {}
         """By model; None where the engine does not answer."""
         self.restarts: dict[str, int] = {}
+        self.ready_replicas: dict[str, int] = {}
         self.open_holds = 0
         self.voided = 0
         self.free_tokens = 0
@@ -162,6 +165,11 @@ class _Metrics(Collector):
         outcomes = CounterMetricFamily(
             "headrace_outcomes", "Metered requests by how they ended", labels=["model", "outcome"]
         )
+        moved = CounterMetricFamily(
+            "headrace_requests_moved",
+            "Sent again: their replica was lost before it answered",
+            labels=["model"],
+        )
         in_flight = GaugeMetricFamily("headrace_requests_in_flight", "Admitted and not ended", labels=["model"])
         for model, meters in self._telemetry.models.items():
             for kind in ("prompt", "cached", "completion"):
@@ -169,8 +177,9 @@ class _Metrics(Collector):
             charged.add_metric([model], meters.charged)
             for outcome, count in meters.outcomes.items():
                 outcomes.add_metric([model, outcome], count)
+            moved.add_metric([model], meters.moved)
             in_flight.add_metric([model], meters.in_flight)
-        yield from (requests, refusals, logins, tokens, charged, outcomes, in_flight)
+        yield from (requests, refusals, logins, tokens, charged, outcomes, moved, in_flight)
 
     def _house(self) -> Iterator[Metric]:
         reading = self._telemetry.reading
@@ -189,8 +198,11 @@ class _Metrics(Collector):
         reading = self._telemetry.reading
         up = GaugeMetricFamily("headrace_engine_up", "1 when the engine answers", labels=["model"])
         restarts = CounterMetricFamily("headrace_engine_restarts", "Times the engine was restarted", labels=["model"])
+        ready = GaugeMetricFamily("headrace_engine_ready_replicas", "Replicas that answer requests", labels=["model"])
         for model, count in reading.restarts.items():
             restarts.add_metric([model], count)
+        for model, count in reading.ready_replicas.items():
+            ready.add_metric([model], count)
         gauges = {
             name: GaugeMetricFamily(f"headrace_engine_{name}", text, labels=["model"])
             for name, text in (
@@ -221,4 +233,4 @@ class _Metrics(Collector):
                     gauge.add_metric([model], float(getattr(snapshot, name)))
                 for name, counter in counters.items():
                     counter.add_metric([model], float(getattr(snapshot, name)))
-        yield from (up, restarts, *gauges.values(), *counters.values())
+        yield from (up, restarts, ready, *gauges.values(), *counters.values())

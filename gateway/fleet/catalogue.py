@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Protocol
 
 from sqlalchemy import select
 
 from engine.client import EngineClient
+from engine.generation import GenerateRequest
 from engine.tokenizer import Tokenizer
 from gateway.admission.capacity import Capacity
+from gateway.fleet.pool import Seat
 from gateway.fleet.recommended import NONE
 from marketplace.ledger.meters import PriceVersion, current_price
 from marketplace.ledger.tables import price_version
@@ -18,11 +20,22 @@ from marketplace.store.db import Database, ReadUnit
 
 
 class Server(Protocol):
-    """What computes a model: a replica of the engine."""
+    """What computes a model: the replicas of its engine."""
+
+    @property
+    def connected(self) -> bool:
+        """True while one of them answers."""
 
     @property
     def client(self) -> EngineClient:
-        """The connection to it."""
+        """The connection to one that answers."""
+
+    @property
+    def max_context(self) -> int:
+        """Most tokens of prompt and answer together; 0 while none has said so."""
+
+    def place(self, request: GenerateRequest, avoid: Collection[int] = ()) -> Seat:
+        """Choose who of them computes a request. EngineError where there is none to choose from."""
 
 
 class Model:
@@ -48,18 +61,22 @@ class Model:
         self.created = int(time.time()) if created is None else created
         self.price: PriceVersion | None = None
         """Current version; None until prices were read, and a model without a price is not served."""
-        self._server = server
+        self.server = server
+
+    @property
+    def connected(self) -> bool:
+        """True while an engine answers."""
+        return self.server.connected
 
     @property
     def client(self) -> EngineClient:
-        """The engine client of the replica that serves the model."""
-        return self._server.client
+        """The client of one of the engines that serve the model."""
+        return self.server.client
 
     @property
     def max_context(self) -> int:
         """Most tokens of prompt and answer together, 0 while the engine has not said so yet."""
-        welcome = self.client.welcome
-        return 0 if welcome is None else welcome.max_context
+        return self.server.max_context
 
 
 class Catalogue:

@@ -30,6 +30,9 @@ class Metered(Protocol):
     clock: Callable[[], float]
     began: float
 
+    def answering(self) -> None:
+        """Told when the first token is there."""
+
 
 class Flow:
     """Carries a generation into a sink until both are through, or a failure ends it."""
@@ -41,6 +44,7 @@ class Flow:
         """Generated tokens handed to the sink."""
         self.first_at: float | None = None
         """When the first text came, in seconds of the request's clock."""
+        self._answering = request.answering
         self._charge = request.charge
         self._first = request.first
         self._meters = request.meters
@@ -149,6 +153,7 @@ class Flow:
     def _observe(self, tokens: int, now: float) -> None:
         if self.first_at is None:
             self.first_at = now
+            self._answering()
             self._meters.first_token.observe(now - self._began)
         elif tokens:
             self._meters.tokens_apart.observe((now - self._last_at) / tokens, tokens)

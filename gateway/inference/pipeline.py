@@ -134,7 +134,7 @@ async def _admit(
     services: Services, exchange: Exchange, ask: Ask, model: Model, price: PriceVersion, key: KeyState
 ) -> Answer:
     """Tokenise, take places in the queue, hold money, ask the engine. Raises ApiError; then nothing is taken."""
-    if not model.client.connected:
+    if not model.connected:
         raise errors.unavailable(f"The engine that serves '{model.name}' is starting. Please retry shortly.")
     check_vocabulary(ask.request, model.tokenizer.vocab_size)
     if ask.text_size > services.limits.inline_chars:
@@ -254,7 +254,7 @@ def _dispatch(
     meters = services.telemetry.model(model.name)
     runs = [
         Run(
-            model.client,
+            model.server,
             charge,
             GenerateRequest(request_id=charge.request_id, prompt_ids=prompt, params=asked, n=n, salt=key.account_id),
             index * n,

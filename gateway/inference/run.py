@@ -10,10 +10,11 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from engine.client import EngineClient
 from engine.generation import EngineError, GenerateRequest, Generation
 from engine.wire import Counters
 from gateway.admission.capacity import MAX_RETRY_AFTER_S
+from gateway.fleet.catalogue import Server
+from gateway.fleet.pool import Seat
 from gateway.inference import errors
 from gateway.inference.errors import ApiError
 from gateway.inference.flow import Flow
@@ -25,13 +26,16 @@ from marketplace.ledger.rules import Outcome
 
 log = logging.getLogger(__name__)
 
+LOST = ("engine_down", "draining")
+"""Failures of a replica, not of a request: another one may serve it."""
+
 
 class Run:
     """Drives one request for `n` choices, which are the choices `first` … `first + n - 1` of the answer."""
 
     def __init__(
         self,
-        engine: EngineClient,
+        server: Server,
         charge: Charge,
         request: GenerateRequest,
         first: int,
@@ -39,14 +43,18 @@ class Run:
         clock: Callable[[], float],
         began: float,
     ) -> None:
-        """`clock` gives seconds; `began` is when the client's request came in."""
+        """`server` has the engines that may compute it. `clock` gives seconds; `began` is when the client's request
+        came in."""
         self.charge = charge
         self.first = first
         self.meters = meters
         self.clock = clock
         self.began = began
-        self._engine = engine
+        self._server = server
         self._request = request
+        self._seat: Seat | None = None
+        self._left: list[int] = []
+        """Replicas that were lost before they had said anything."""
         self._generation: Generation | None = None
         self._flow: Flow | None = None
 
@@ -64,10 +72,45 @@ class Run:
     def begin(self) -> None:
         """Send the request to the engine while its hold is on the way to the disk. Raises ApiError; then it is over."""
         try:
-            self._generation = self._engine.generate(self._request)
+            self._sit()
         except EngineError as error:
             self.charge.void(error.code)
             raise translate(error) from error
+
+    def _sit(self) -> Generation:
+        """Send the request to the replica that suits it best. Raises EngineError."""
+        seat = self._server.place(self._request, self._left)
+        try:
+            generation = seat.client.generate(self._request)
+        except EngineError:
+            seat.leave()
+            raise
+        generation.ended.add_done_callback(lambda _: seat.leave())
+        self._seat, self._generation = seat, generation
+        return generation
+
+    def _move(self, flow: Flow, error: EngineError) -> Generation | None:
+        """Send the request to another replica, once, where the first was lost before a word of it was handed over. The
+        hold is the same one, and only what the other replica counts is settled. None where it cannot be."""
+        lost = self._seat
+        if error.code not in LOST or flow.first_at is not None or lost is None or self._left or self.charge.ended:
+            return None
+        self._left.append(lost.replica)
+        generation = self._generation
+        assert generation is not None, "it was begun"
+        generation.abort()
+        try:
+            moved = self._sit()
+        except EngineError:  # of the two failures, the first is the one to tell of
+            return None
+        self.meters.moved += 1
+        log.warning("request %s goes to another replica: %s", self._request.request_id, error.message)
+        return moved
+
+    def answering(self) -> None:
+        """The first token is there."""
+        if self._seat is not None and self._generation is not None:
+            self._seat.began(self._generation.counters.cached)
 
     async def drive(self, sink: Sink) -> Settlement:
         """Write to the sink what the engine generates, and settle. Raises ApiError when it failed, settled too."""
@@ -75,7 +118,15 @@ class Run:
         assert generation is not None, "driven before it was begun"
         flow = self._flow = Flow(self, generation, sink)
         try:
-            await flow.run()
+            try:
+                await flow.run()
+            except EngineError as error:
+                moved = self._move(flow, error)
+                if moved is None:
+                    raise
+                generation = moved
+                flow = self._flow = Flow(self, generation, sink)
+                await flow.run()
             counters = await generation.final()
         except EngineError as error:
             self._refuse_or_fail(error, generation.counters)
@@ -128,8 +179,7 @@ class Run:
 
     @property
     def _epoch(self) -> str:
-        welcome = self._engine.welcome
-        return "" if welcome is None else welcome.epoch
+        return "" if self._seat is None else self._seat.epoch
 
     def _timings(self) -> Timings:
         now, flow = self.clock(), self._flow

@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.generation import EngineError
 from gateway.admission.capacity import Capacity
 from gateway.fleet.catalogue import Catalogue, Model, offered, per_token
 from marketplace.ledger import meters
@@ -21,7 +22,12 @@ def test_a_price_per_token_is_exact(nano: int) -> None:
 
 
 class _Server:
-    client: Any = type("Client", (), {"welcome": None})()
+    client: Any = None
+    connected = False
+    max_context = 0
+
+    def place(self, request: Any, avoid: Any = ()) -> Any:
+        raise EngineError("engine_down", "it is not there")
 
 
 def test_models_take_their_current_price(bank: Any) -> None:

@@ -87,7 +87,9 @@ class House:
         self.engine: ScriptedEngine
         self.gateway: Gateway
         self.server: FrontServer
-        self.replica: StandIn
+        self.engines: list[ScriptedEngine]
+        """One for each replica; the first is `engine`."""
+        self.replicas: list[StandIn] = []
         self._prepared = prepared
         self._script = script
         self._folder = Path(tempfile.mkdtemp(prefix="hr-"))
@@ -114,14 +116,17 @@ class House:
 
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
-        path = self._folder / "engine.sock"
-        self.engine = ScriptedEngine(path, self._script)
-        await self.engine.start()
+        paths = [self._folder / f"engine-{index}.sock" for index in range(self.settings.replicas)]
+        self.engines = [ScriptedEngine(path, self._script) for path in paths]
+        self.engine = self.engines[0]
+        for engine in self.engines:
+            await engine.start()
 
-        def replica(tokenizer: Tokenizer) -> Replica:
-            config = EngineConfig()
-            self.replica = StandIn(config, socket_path=path, log_path=self._folder / "log", tokenizer=tokenizer)
-            return self.replica
+        def replica(tokenizer: Tokenizer, index: int) -> Replica:
+            self.replicas.append(
+                StandIn(EngineConfig(), socket_path=paths[index], log_path=self._folder / "log", tokenizer=tokenizer)
+            )
+            return self.replicas[-1]
 
         self.gateway = Gateway(self.settings, MODEL, self.source, replica=replica)
         try:
@@ -132,7 +137,13 @@ class House:
             await self.server.serve(sockets=[self._listener])
         finally:
             await self.gateway.stop()
-            await self.engine.stop()
+            for engine in self.engines:
+                await engine.stop()
+
+    @property
+    def replica(self) -> StandIn:
+        """The first replica."""
+        return self.replicas[0]
 
     def do(self, function: Callable[[], T]) -> T:
         """Run a function on the gateway's loop."""
@@ -154,8 +165,8 @@ class House:
 
     def script(self, **values: Any) -> None:
         """Change what the engine does with new requests."""
-        core = self.engine.core
-        self.do(lambda: setattr(core, "script", msgspec.structs.replace(core.script, **values)))
+        for core in [engine.core for engine in self.engines]:
+            self.do(lambda core=core: setattr(core, "script", msgspec.structs.replace(core.script, **values)))  # type: ignore[misc]
 
     def client(self, **options: Any) -> openai.OpenAI:
         """The official client."""
@@ -232,14 +243,14 @@ class House:
 
     def idle(self) -> None:
         """Wait until every request has ended, its settlement is in the ledger and the engine has nothing to do."""
-        services, metering, engine = self.gateway.services, self.gateway.metering, self.engine
+        services, metering = self.gateway.services, self.gateway.metering
         stats = metering.meter.stats
         self.eventually(
             lambda: (
                 not services.answers
                 and stats.opened == stats.settled + stats.voided + stats.lost_holds
                 and metering.journal.next_seq - 1 == metering.settler.applied_seq
-                and not (self.replica.client.connected and engine.sessions.live)
+                and not any(r.client.connected and e.sessions.live for r, e in zip(self.replicas, self.engines))
             ),
             "everything has ended",
         )
