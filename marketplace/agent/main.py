@@ -223,6 +223,7 @@ def _agent(
         gpus=care,
         keep_images=images.keep_ready if "VirtualMachine" in drivers else None,
         erase_volumes=partial(volumes.erase, data / "volumes"),
+        used_volumes=partial(volumes.used, data / "volumes"),
     )
     agent = Agent(ServerClient(settings.server, credential), keeper, leases, around)
     pokes.append(agent)

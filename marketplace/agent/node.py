@@ -11,8 +11,9 @@ from importlib.metadata import PackageNotFoundError, version
 
 import msgspec
 
-from marketplace.agent import readiness
+from marketplace.agent import disk_watch, readiness
 from marketplace.agent.client import RefusedError, ServerClient, ServerError, StaleSessionError, UnreachableError
+from marketplace.agent.disk_watch import DiskWatch
 from marketplace.agent.drivers.base import Driver, Kind
 from marketplace.agent.gpu_care import GpuCare, GpuRounds
 from marketplace.agent.inventory_wire import Inventory
@@ -37,6 +38,7 @@ from marketplace.agent.wire import (
     Sample,
     Shutdown,
     VmSpec,
+    VolumeUse,
     digest,
 )
 
@@ -64,6 +66,8 @@ class Surroundings(msgspec.Struct, kw_only=True):
     """looks after GPUs that nobody uses"""
     erase_volumes: Callable[[list[str]], None] = lambda ids: None
     """removes the files of volumes"""
+    used_volumes: Callable[[], dict[str, int]] = dict
+    """bytes that the files of volumes take"""
     keep_images: Callable[[list[DesiredImage]], Awaitable[list[str]]] | None = None
     """fetches images in advance, and says which cannot be had; None where nothing is kept"""
 
@@ -76,6 +80,7 @@ class Agent:
         self.keeper = keeper
         self.leases = leases
         self.gpus = GpuRounds(around.gpus, keeper, leases, around.drivers)
+        self.disks = DiskWatch(keeper, around.drivers, around.used_volumes)
         self.registered = asyncio.Event()
         self._client = client
         self._around = around
@@ -110,6 +115,7 @@ class Agent:
                     self._keep_leases,
                     self._images,
                     self._look_after_gpus,
+                    self._look_after_disks,
                 ):
                     group.create_task(work())
         finally:
@@ -145,6 +151,7 @@ class Agent:
             vm_mig=any(one.vm_mig for one in found),
             accelerator=next((one.accelerator for one in found if one.accelerator), None),
             container_engine=next((one.container_engine for one in found if one.container_engine), None),
+            container_disk=next((one.container_disk for one in found if one.container_disk), None),
             problems=[problem for one in found for problem in one.problems],
         )
 
@@ -297,9 +304,13 @@ class Agent:
                 await self._look_at_hardware()
             if self._session is not None:
                 with contextlib.suppress(ServerError):  # samples may be lost
-                    await self._client.metrics(
-                        Metrics(session_id=self._session.session_id, samples=await self._taken())
+                    used = self.disks.used
+                    told = Metrics(
+                        session_id=self._session.session_id,
+                        samples=await self._taken(),
+                        volumes=None if used is None else [VolumeUse(id, size) for id, size in used.items()],
                     )
+                    await self._client.metrics(told)
 
     async def _taken(self) -> list[Sample]:
         now = self._around.now()
@@ -324,6 +335,12 @@ class Agent:
         while True:
             await asyncio.sleep(GPU_CHECK_S)
             await self._check_gpus()
+
+    async def _look_after_disks(self) -> None:
+        while True:
+            for full in await self.disks.look():
+                self._happened(disk_watch.KIND, full.message, full.instance_id)
+            await asyncio.sleep(self.disks.pause_s)
 
     async def _check_gpus(self) -> None:
         for problem in await self.gpus.check():

@@ -272,6 +272,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     accelerator: Literal["kvm", "tcg"] | None = None
     container_engine: str | None = None
     """its name and version, where there is one"""
+    container_disk: Literal["quota", "watched"] | None = None
+    """what holds containers to their disks: the file system, or a look every few seconds that stops who is beyond"""
     problems: list[str] = []
     """why something is not available"""
 
@@ -384,11 +386,20 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     gpus: list[GpuSample] = []
 
 
+class VolumeUse(msgspec.Struct, frozen=True):
+    """What a volume takes of the node's disk."""
+
+    id: str
+    used_bytes: int
+
+
 class Metrics(msgspec.Struct, frozen=True, kw_only=True):
     """Samples; they may be lost."""
 
     session_id: str
     samples: list[Sample]
+    volumes: list[VolumeUse] | None = None
+    """all that have files on the node; None before they were measured"""
 
 
 class Shutdown(msgspec.Struct, frozen=True, kw_only=True):

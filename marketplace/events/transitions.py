@@ -126,6 +126,26 @@ def begun(
     _tell(unit, machine, row_id, trigger, None, state, scene, owner_id, detail)
 
 
+def happened(
+    unit: WriteUnit, action: str, row_id: str, scene: Scene, *, owner_id: str, detail: Mapping[str, Any]
+) -> None:
+    """Tell of something that changed no status."""
+    actor = scene.actor
+    events.record(
+        unit,
+        action=action,
+        actor_kind=actor.kind,
+        actor_id=actor.id,
+        credential_id=actor.credential_id,
+        owner_id=owner_id,
+        subject_id=row_id,
+        detail=detail,
+        request_id=actor.request_id,
+        now=scene.now,
+        random=scene.random,
+    )
+
+
 def _tell(
     unit: WriteUnit,
     machine: Machine,
@@ -137,17 +157,5 @@ def _tell(
     owner_id: str,
     detail: Mapping[str, Any] | None,
 ) -> None:
-    actor = scene.actor
-    events.record(
-        unit,
-        action=f"{machine.noun}.{trigger}",
-        actor_kind=actor.kind,
-        actor_id=actor.id,
-        credential_id=actor.credential_id,
-        owner_id=owner_id,
-        subject_id=row_id,
-        detail={machine.column: [before, after], **(detail or {})},
-        request_id=actor.request_id,
-        now=scene.now,
-        random=scene.random,
-    )
+    told = {machine.column: [before, after], **(detail or {})}
+    happened(unit, f"{machine.noun}.{trigger}", row_id, scene, owner_id=owner_id, detail=told)

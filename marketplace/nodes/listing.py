@@ -9,6 +9,7 @@ import msgspec
 from sqlalchemy import select
 
 from marketplace.agent.inventory_wire import Inventory
+from marketplace.agent.wire import Capabilities
 from marketplace.catalog import datacenters
 from marketplace.catalog import service as catalog
 from marketplace.catalog.datacenters import Datacenter
@@ -130,6 +131,7 @@ def _answer(
         hardware=_hardware(inventory, gpus, {one.id: one for one in view.gpus}),
         vm_ram_capacity=sum(view.hugepages.values()) * GIB or view.memory,
         storage_disk_size=view.disk,
+        container_disk_limit=msgspec.json.decode(row.capabilities, type=Capabilities).container_disk,
         cpu_allocation_mode=row.cpu_mode,
         utilization=utilization(view),
         unallocated=shape(unallocated(view.capacity, view.taken, view.standings)),

@@ -264,6 +264,7 @@ _EXAMPLE: dict[str, Any] = {
     },
     "vm_ram_capacity": 1030792151040,
     "storage_disk_size": 7681501126656,
+    "container_disk_limit": "quota",
     "cpu_allocation_mode": "Pinned",
     "utilization": {
         "cpu_cores_available": 96,

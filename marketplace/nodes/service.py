@@ -217,8 +217,13 @@ def _facts(one: Gpu, number: int) -> dict[str, Any]:
     }
 
 
-def keep_events(unit: WriteUnit, node_id: str, told: Sequence[Event]) -> None:
-    """Keep what happened on a node; what is told again is kept once."""
+def keep_events(unit: WriteUnit, node_id: str, told: Sequence[Event]) -> list[Event]:
+    """Keep what happened on a node, whose row is locked; what is told again is kept once. Returns what is news."""
+    if not told:
+        return []
+    said = node_event.c.id.in_(sorted({one.id for one in told}))
+    known = set(unit.select(select(node_event.c.id).where(node_event.c.node_id == node_id, said)).scalars())
+    fresh = [one for one in {one.id: one for one in told[:MAX_EVENTS]}.values() if one.id not in known]
     rows = [
         {
             "node_id": node_id,
@@ -229,6 +234,7 @@ def keep_events(unit: WriteUnit, node_id: str, told: Sequence[Event]) -> None:
             "instance_id": one.instance_id,
             "data": msgspec.json.encode(one.data).decode(),
         }
-        for one in told[:MAX_EVENTS]
+        for one in fresh
     ]
     unit.insert_missing(node_event, rows)
+    return fresh

@@ -11,6 +11,7 @@ from sqlalchemy import delete, select, update
 
 from marketplace.agent.wire import (
     Command,
+    Event,
     Metrics,
     Poll,
     Polled,
@@ -20,8 +21,9 @@ from marketplace.agent.wire import (
     Sample,
     Settings,
 )
-from marketplace.events.transitions import Scene
+from marketplace.events.transitions import Scene, happened
 from marketplace.instances import life, observe, specs
+from marketplace.instances.life import PUBLIC
 from marketplace.instances.tables import instance
 from marketplace.nodes import service as nodes
 from marketplace.nodes.rules import SILENT_US
@@ -36,6 +38,10 @@ SECOND = 1_000_000
 POLL_WAIT_S = 20
 SAMPLES_US = 3600 * SECOND
 """How long measurements of GPUs are kept."""
+
+
+TOLD = {"DiskFull": "instances.disk_full", "GpuLost": "instances.gpu_lost"}
+"""What of a node's events renters are told, and as what."""
 
 
 class UnknownInstanceError(LookupError):
@@ -84,12 +90,24 @@ def poll(unit: WriteUnit, provider_id: str, told: Poll, scene: Scene) -> Taken:
         unit.execute(update(node).where(node.c.id == row.id).values(hibernated=told.hibernated))
     if told.inventory is not None:
         nodes.take_inventory(unit, row.id, told.inventory)
-    nodes.keep_events(unit, row.id, told.events)
+    _tell_renters(unit, row.id, nodes.keep_events(unit, row.id, told.events), scene)
     _take_results(unit, row.id, told, scene)
     if leases.sync(unit, row.id, told.leases, scene.now, scene.random):
         nodes.touch(unit, row.id)
     unknown, want = _take_observed(unit, row, told, scene)
     return Taken(row.id, unknown, want)
+
+
+def _tell_renters(unit: WriteUnit, node_id: str, fresh: list[Event], scene: Scene) -> None:
+    """What happened to a machine is its renter's matter, too."""
+    about = {one.instance_id: one for one in fresh if one.kind in TOLD and one.instance_id is not None}
+    if not about:
+        return
+    wanted = select(*PUBLIC).where(instance.c.node_id == node_id, instance.c.id.in_(sorted(about)))
+    for row in unit.select(wanted.order_by(instance.c.id)):
+        one = about[row.id]
+        told = {"message": one.message[:1000]}
+        happened(unit, TOLD[one.kind], row.id, scene, owner_id=life.owner_of(row), detail=told)
 
 
 def _take_observed(unit: WriteUnit, row: Any, told: Poll, scene: Scene) -> tuple[list[str], bool]:
@@ -148,7 +166,7 @@ def leave(unit: WriteUnit, provider_id: str, session_id: str, scene: Scene) -> N
 
 
 def metrics(unit: WriteUnit, provider_id: str, told: Metrics, now: int) -> None:
-    """Keep measurements: of GPUs for an hour, of instances the latest. StaleSessionError."""
+    """Keep measurements: of GPUs for an hour, of instances and volumes the latest. StaleSessionError."""
     row = nodes.of_session(unit, provider_id, told.session_id, None)
     mine = set(
         unit.select(select(instance.c.id).where(instance.c.node_id == row.id, instance.c.ended_at.is_(None))).scalars()
@@ -157,6 +175,8 @@ def metrics(unit: WriteUnit, provider_id: str, told: Metrics, now: int) -> None:
         _keep_gpus(unit, row.id, sample)
         if sample.instance_id in mine:
             _keep_instance(unit, row.id, sample)
+    if told.volumes is not None:
+        volumes.measured(unit, row.id, {one.id: one.used_bytes for one in told.volumes})
     unit.execute(delete(gpu_sample).where(gpu_sample.c.node_id == row.id, gpu_sample.c.at < now - SAMPLES_US))
 
 

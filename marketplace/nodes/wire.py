@@ -191,6 +191,8 @@ class NodeAnswer(Wire):
     hardware: Hardware
     vm_ram_capacity: int
     storage_disk_size: int
+    container_disk_limit: str | None
+    """what holds containers to their disks: "quota" is the file system, "watched" stops who is beyond it"""
     cpu_allocation_mode: str
     utilization: Utilization
     unallocated: Shape

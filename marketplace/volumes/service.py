@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 from sqlalchemy import insert, select, update
@@ -103,6 +103,15 @@ def on_over(unit: WriteUnit, instance_id: str, scene: Scene, *, owner_id: str) -
         .where(volume_attachment.c.instance_id == instance_id, volume_attachment.c.detached_at.is_(None))
         .values(detached_at=scene.now)
     )
+
+
+def measured(unit: WriteUnit, node_id: str, told: Mapping[str, int]) -> None:
+    """Keep what volumes take of a node's disk, in bytes; those that are not on this node stay as they are."""
+    here = select(volume.c.id, volume.c.disk_usage).where(volume.c.node_id == node_id, volume.c.status != "Deleted")
+    for volume_id, known in unit.select(here.order_by(volume.c.id)).all():
+        used = told.get(volume_id, 0)
+        if used != known:
+            unit.execute(update(volume).where(volume.c.id == volume_id).values(disk_usage=used))
 
 
 def erasing(unit: ReadUnit, node_id: str) -> list[str]:

@@ -85,6 +85,11 @@ class Driver(Protocol):
     async def metrics(self, id: str) -> Sample | None:
         """Its use of the node now; None where it does not run."""
 
+    async def disk_use(self, id: str) -> int | None:
+        """Bytes that it has written beyond its image; None where it does not run, or something else holds it to its
+        disk.
+        """
+
     async def gpu_problem(self, id: str) -> str | None:
         """Why a running machine no longer sees its GPUs; None where it does, or nobody can tell."""
 

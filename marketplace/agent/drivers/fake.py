@@ -29,6 +29,7 @@ class Machine(msgspec.Struct, kw_only=True):
     ports: list[Port]
     ready: bool = False
     gpu_problem: str | None = None
+    disk_use: int | None = None
     resets: int = 0
     starts: int = 0
 
@@ -136,6 +137,11 @@ class FakeDriver:
         return (
             Sample(at=0, instance_id=id, cpu_seconds=1.0, memory_bytes=1) if id in self._hypervisor.machines else None
         )
+
+    async def disk_use(self, id: str) -> int | None:
+        """As the test says."""
+        machine = self._hypervisor.machines.get(id)
+        return None if machine is None or machine.power != "Running" else machine.disk_use
 
     async def gpu_problem(self, id: str) -> str | None:
         """As the test says."""

@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 import httpx2
 
+from marketplace.agent.drivers import disk_quota
 from marketplace.agent.drivers.base import STOP_TIMEOUT_S, DriverError, Kind, ListingFailedError, Progress, Seen
 from marketplace.agent.drivers.podman_service import PodmanService
 from marketplace.agent.wire import Capabilities, ContainerSpec, Port, Power, RegistryAuth, Sample, Spec, Via
@@ -79,6 +80,7 @@ class PodmanDriver:
         self._settle_s = settle_s
         self._held: httpx2.AsyncClient | None = None
         self._podman = True
+        self._quota = False
 
     async def close(self) -> None:
         """Stop the service. Containers keep running."""
@@ -97,7 +99,13 @@ class PodmanDriver:
         parts = [one.get("Name", "") for one in said.get("Components") or []]
         self._podman = any("podman" in part.lower() for part in parts)
         name = "podman" if self._podman else "docker"
-        return Capabilities(container=True, container_engine=f"{name} {said.get('Version', '')}")
+        about = await self._call("GET", "/info")
+        self._quota = disk_quota.held(about.get("Driver", ""), Path(about.get("DockerRootDir") or "/"))
+        return Capabilities(
+            container=True,
+            container_engine=f"{name} {said.get('Version', '')}",
+            container_disk="quota" if self._quota else "watched",
+        )
 
     async def listing(self) -> list[Seen]:
         """Every container with the label."""
@@ -164,6 +172,14 @@ class PodmanDriver:
         used = said["cpu_stats"].get("cpu_usage", {}).get("total_usage", 0)
         memory = said.get("memory_stats", {}).get("usage")
         return Sample(at=0, instance_id=id, cpu_seconds=used / 1e9, memory_bytes=memory)
+
+    async def disk_use(self, id: str) -> int | None:
+        """What it wrote beside its image and its volumes, where the file system does not hold it to its disk."""
+        if self._quota:
+            return None
+        said = await self._call("GET", f"/containers/{_name(id)}/json?size=true", missing=True)
+        running = bool(said) and said["State"].get("Status") == "running"
+        return int(said.get("SizeRw") or 0) if running else None
 
     async def gpu_problem(self, id: str) -> str | None:
         """Have the GPUs listed inside. The kernel may take a container's devices away while it runs: when systemd reads
@@ -240,6 +256,8 @@ class PodmanDriver:
             "Binds": [_bind(self._volumes / volume.id, volume.mount_path, volume.read_only) for volume in spec.volumes],
             "NetworkMode": "slirp4netns:port_handler=slirp4netns" if self._podman else "bridge",
         }
+        if self._quota and spec.disk_bytes:
+            host["StorageOpt"] = {"size": str(spec.disk_bytes)}
         if spec.cpus is not None:
             host["CpusetCpus"] = ",".join(map(str, spec.cpus))
         if spec.gpus:

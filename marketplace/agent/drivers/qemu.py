@@ -184,6 +184,10 @@ class QemuDriver:
         used = None if pid is None else usage(pid)
         return None if used is None else Sample(at=0, instance_id=id, cpu_seconds=used[0], memory_bytes=used[1])
 
+    async def disk_use(self, id: str) -> int | None:
+        """Its disk is as large as it is: the guest cannot write beyond."""
+        return None
+
     async def gpu_problem(self, id: str) -> str | None:
         """A device is passed on as a whole: whether the guest sees it is the guest's matter."""
         return None

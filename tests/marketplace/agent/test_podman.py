@@ -11,12 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import msgspec
 import pytest
 from starlette.routing import Router
 
+from marketplace.agent.disk_watch import DiskWatch
+from marketplace.agent.disks import RetainedDisks
 from marketplace.agent.drivers.base import DriverError
 from marketplace.agent.drivers.podman import PodmanDriver
 from marketplace.agent.drivers.podman_service import containers_conf, registries_conf, runtime_folder
+from marketplace.agent.keeper import Keeper
+from marketplace.agent.records import Record, Records
 from marketplace.agent.serving import served, tcp_listener
 from marketplace.agent.wire import ContainerSpec, Port
 
@@ -107,6 +112,44 @@ def test_a_container_lives_within_its_limits_and_failures_are_explained(
             assert "check its name and tag" in missing.message
             local = await failure(driver, ContainerSpec(name="b", image="localhost/mine:1"), tmp_path)
             assert "There is no image localhost/mine:1" in local.message
+
+    asyncio.run(run())
+
+
+@pytest.mark.slow
+def test_what_a_container_writes_is_measured_and_who_writes_too_much_is_stopped(registry: Any, tmp_path: Path) -> None:
+    """A real container, whose disk no file system holds it to."""
+
+    async def run() -> None:
+        async with engine(tmp_path, registry) as (driver, image):
+            assert (await driver.probe()).container_disk == "watched"
+            keeper = Keeper(
+                records=Records(tmp_path / "instances", durable=False),
+                disks=RetainedDisks(tmp_path / "retained"),
+                drivers={"Container": driver},
+                now=lambda: 0,
+            )
+            watch = DiskWatch(keeper, {"Container": driver})
+            script = "cat /bin/busybox /bin/busybox /bin/busybox > /big; echo written; sleep 600"
+            spec = ContainerSpec(
+                name="box", image=image, command=["/bin/sh", "-c", script], dram_bytes=48 * MIB, disk_bytes=4 * MIB
+            )
+            await driver.create("a", spec, tmp_path, lambda phase: None)
+            async with asyncio.timeout(30):
+                log = ""
+                while "written" not in log:
+                    log = await driver.tail_log("a", 5)
+                    await asyncio.sleep(0.1)
+            assert await watch.look() == [], "it is not ours to look after"
+            keeper.records.put(Record(id="a", spec=spec, stage="Created", created_at=0))
+            (full,) = await watch.look()
+            assert full.message.startswith("The container was stopped: it has written 5")
+            assert (await driver.listing())[0].power == "Exited" and await driver.disk_use("a") is None
+
+            driver._quota = True  # as on XFS with project quotas: this one has none, and says so
+            wrong = await failure(driver, msgspec.structs.replace(spec, name="b"), tmp_path)
+            assert "quota" in wrong.tail.lower()
+            assert await driver.disk_use("a") is None
 
     asyncio.run(run())
 

@@ -37,3 +37,21 @@ def test_a_volume_that_cannot_be_removed_keeps_nobody_waiting(
     monkeypatch.setattr(volumes.shutil, "rmtree", stubborn)
     volumes.erase(tmp_path, ["first", "second"])
     assert [path.name for path in tmp_path.iterdir()] == ["first"] and "volume first" in caplog.text
+
+
+def test_what_volumes_take_of_the_disk_is_measured(tmp_path: Path) -> None:
+    disk = tmp_path / "one.qcow2"
+    with disk.open("wb") as file:
+        file.write(b"x" * 65536)
+        file.truncate(1 << 30)
+    (tmp_path / "two" / "sub").mkdir(parents=True)
+    file = tmp_path / "two" / "sub" / "file"
+    file.write_bytes(b"x" * 8192)
+    (tmp_path / "two" / "again").hardlink_to(file)
+    (tmp_path / "two" / "link").symlink_to(disk)
+    (tmp_path / "half.new").write_bytes(b"x" * 4096)
+    found = volumes.used(tmp_path)
+    assert sorted(found) == ["one", "two"]
+    assert 65536 <= found["one"] < 1 << 20, "a hole takes nothing"
+    assert 8192 <= found["two"] < 65536, "names of one file count once, and links are not followed"
+    assert volumes.used(tmp_path / "nothing") == {}
