@@ -112,6 +112,8 @@ def _wanted(
         _may_customise(call, unit, board, selector, mine)
     node_id = None if isinstance(selector, ByInstanceTypeAndLocation) else selector.wanted.node_id
     node_id, places = _where_its_disks_are(unit, request, mine, within, node_id, _places(board, selector), call.now)
+    if within.ports:
+        places = _where_ports_are(unit, board, request, node_id, places)
     manual = request.manual_numa_config
     if isinstance(selector, ByNodeWithResources):
         manual = selector.wanted.resources.manual_numa_config or manual
@@ -225,6 +227,27 @@ def _where_its_disks_are(
             raise Refusal(Code.VOLUME_ATTACHED, "The volume is on another node.", param="config")
         node_id = node_id or holder
     return node_id, places
+
+
+def _where_ports_are(
+    unit: ReadUnit, board: Board, request: RentRequest, node_id: str | None, places: frozenset[str] | None
+) -> frozenset[str] | None:
+    """Narrow the places down to datacenters that publish ports. Refusal where none of them does."""
+    closed = {one.id for one in board.datacenters.values() if one.tunnel == "none"}
+    if not closed:
+        return places
+    if node_id is not None:
+        row = nodes.find(unit, node_id)
+        asked = places if row is None else frozenset({row.datacenter_id})
+    else:
+        asked = frozenset(board.datacenters) if places is None else places
+    left = None if asked is None else asked - closed
+    if asked and not left:
+        param = "ports" if request.ports else "config"
+        raise Refusal(
+            Code.VALIDATION_FAILED, "ports: the datacenter publishes none; rent without, or elsewhere", param=param
+        )
+    return places if left is None or node_id is not None else left
 
 
 def gone(message: str) -> Refusal:

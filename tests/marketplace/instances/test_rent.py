@@ -52,6 +52,36 @@ def test_names_are_made_up_and_ports_are_published_once(rack: Rack, ada: Caller)
     assert shown["host_address"] == "203.0.113.7"
 
 
+def test_ports_are_published_where_the_datacenter_does_so_and_refused_where_none_does(rack: Rack, ada: Caller) -> None:
+    office = rack.office
+    closed, admin = rack.node("closed", gpus=1), office.person("admin")
+    home = {"provider": "acme", "name": "dark", "country_code": "IT", "tunnel": "none"}
+    assert office.ask("datacenters.add", home, admin).status in (200, 201)
+    move = {"node_id": closed.node_id, "datacenter": "dark"}
+    assert office.ask("nodes.update", move, rack.operator()).status == 200
+    ports = {"config": {"Docker": {"image": "busybox", "ports": ["80"]}}}
+    dark = {"selector": {"ByInstanceTypeAndLocation": {"instance_type": "h200.0", "datacenters": ["dark"]}}}
+    named = {"selector": {"ByNodeId": {"node_id": closed.node_id, "instance_type": "h200.0"}}}
+    for more, param in (
+        ({**dark, **ports}, "config"),
+        ({**named, **ports}, "config"),
+        ({**dark, "ports": ["80"]}, "ports"),
+    ):
+        refused = rack.rent(ada, **more)
+        assert (refused.status, refused.code, refused.param) == (400, "ValidationFailed", param), more
+        assert "ports: the datacenter publishes none" in refused.body["error"]["message"]
+    quiet = rack.rented(ada, "h200.0", **dark)
+    assert rack.show(ada, quiet)["port_mappings"] == []
+    nowhere = rack.rent(ada, "h200.0", **ports)
+    assert (nowhere.status, nowhere.code) == (409, "InsufficientCapacity"), "acme-1 publishes, and has no node yet"
+    bright = rack.node("bright", gpus=4)
+    box = rack.show(ada, rack.rented(ada, "h200.0", **ports))
+    assert box["node_id"] == bright.node_id, "the other has fewer free GPUs, and no ports"
+    assert [guest for guest, _ in box["port_mappings"]] == [80]
+    unknown = {"selector": {"ByNodeId": {"node_id": office.person().id, "instance_type": "h200.0"}}}
+    assert rack.rent(ada, **unknown, **ports).status == rack.rent(ada, **unknown).status != 400
+
+
 def test_secrets_are_shown_only_to_who_asks_and_may(rack: Rack, ada: Caller, office: Office) -> None:
     node = rack.node()
     machine = rack.rented(ada)
