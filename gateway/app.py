@@ -156,7 +156,6 @@ class Gateway:
             payments=self._payments,
         )
         self._mcp = McpEndpoint(TABLE, self._management, self._observe)
-        await self._mcp.start()
         self._nodes = AgentDoor(self._management, self._observe, deprecated=self._deprecated_login)
         self.metering = await Metering.start(
             self._paths.journal, database, clock=wall_us, monotonic=monotonic_us, clerk=ProcessClerk

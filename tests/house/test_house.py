@@ -28,16 +28,17 @@ def test_file_has_one_idea(path: Path) -> None:
     assert ast.get_docstring(ast.parse(text)), "a module says what it is"
 
 
-def test_gateway_process_never_loads_torch() -> None:
-    """The front door starts in a moment and shares no device with the engine: torch stays in the engine's process."""
+def test_gateway_process_loads_neither_torch_nor_what_few_ask_for() -> None:
+    """The front door starts in a moment and shares no device with the engine: torch stays in the engine's process, and
+    MCP's package on the disk until somebody sends a message of it."""
     code = (
         "import sys, engine.wire, engine.client, engine.tokenizer, engine.config, engine.weights.sources\n"
         "import gateway.app, gateway.cli\n"
-        "print('torch' in sys.modules)"
+        "print({'torch', 'mcp', 'mcp_types'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "False"
+    assert done.stdout.strip() == "set()"
 
 
 def test_top_level_holds_only_what_the_plan_names() -> None:

@@ -53,7 +53,6 @@ class Site:
         self.seen.append((path, status))
 
     async def _main(self) -> None:
-        await self._mcp.start()
         self._up.set()  # the socket listens already
         await self._server.serve(sockets=[self._socket])
         await self._mcp.stop()
