@@ -8,6 +8,7 @@ from hypothesis.stateful import initialize, invariant, rule
 from sqlalchemy import select
 
 from marketplace.nodes.tables import gpu
+from marketplace.reservations.tables import reservation
 from tests.marketplace.life.game import kill, one
 from tests.marketplace.life.operators import Nodes, Operators
 from tests.marketplace.life.renters import VARIANTS, Renters
@@ -43,6 +44,9 @@ class LifeMachine(Renters, Nodes, Operators):
             return
         type(self).steps += 1
         self.reached.update({row.status for row in self.live()})
+        with self.world.database.read() as unit:
+            states = unit.select(select(reservation.c.state).distinct()).scalars()
+            self.reached.update(f"reservation {state}" for state in states)
         assert self.world.wrong() == []
 
     @invariant()
