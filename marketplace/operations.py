@@ -16,6 +16,7 @@ from marketplace.http.operation import Operation
 from marketplace.instances import operations as instances
 from marketplace.keys import operations as keys
 from marketplace.networks import operations as networks
+from marketplace.nodes import command_operations as commands
 from marketplace.nodes import metrics_operations as metrics
 from marketplace.nodes import operations as nodes
 from marketplace.payments import operations as payments
@@ -43,6 +44,7 @@ TABLE: tuple[Operation[Any], ...] = (
     *providers.OPERATIONS,
     *catalog.OPERATIONS,
     *nodes.OPERATIONS,
+    *commands.OPERATIONS,
     *instances.OPERATIONS,
     *payments.OPERATIONS,
     *services.OPERATIONS,

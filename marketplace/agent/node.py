@@ -219,6 +219,7 @@ class Agent:
             inventory=inventory if changed else None,
             events=self._events[:100],
             command_results=list(self._results),
+            commands=list(self._commands),
             leases=self.leases.reports(),
         )
         return message, {one.id for one in message.events}, {one.id for one in message.command_results}

@@ -335,6 +335,8 @@ class Poll(msgspec.Struct, frozen=True, kw_only=True):
     """only where it changed"""
     events: list[Event] = []
     command_results: list[CommandResult] = []
+    commands: list[str] = []
+    """ids of commands that are under way: they are not sent again"""
     leases: list[LeaseReport] = []
     hibernated: bool = False
 

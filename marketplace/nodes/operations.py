@@ -44,18 +44,18 @@ def list_nodes(call: Call, unit: ReadUnit, request: ListRequest) -> ListAnswer:
     """Return nodes: admins all, or those of some providers; a provider's people their own."""
     selector = request.selector
     ids = selector.ids if isinstance(selector, ById) else None
-    owners = _owners(call, unit)
+    owned = owners(call, unit)
     if isinstance(selector, ByName):
         named = {found.id for name in selector.names if (found := providers.find_by_name(unit, name))}
-        owners = named if owners is None else owners & named
-    rows = listing.rows(unit, ids=ids, provider_ids=owners)
+        owned = named if owned is None else owned & named
+    rows = listing.rows(unit, ids=ids, provider_ids=owned)
     return ListAnswer(nodes=listing.answers(unit, rows, call.now))
 
 
 def drain(call: Call, unit: WriteUnit, request: DrainRequest) -> DrainAnswer:
     """Begin to empty nodes."""
     results = []
-    for row in _lock(call, unit, request.selector):
+    for row in lock(call, unit, request.selector):
         if row.drain_state != "None":
             raise Refusal(Code.NODE_DRAINING, f"{row.hostname} is {row.drain_state} already.", param="selector")
         found = draining.drain(
@@ -81,7 +81,7 @@ def drain(call: Call, unit: WriteUnit, request: DrainRequest) -> DrainAnswer:
 def force_drain(call: Call, unit: WriteUnit, request: ForceRequest) -> ForceAnswer:
     """End all that still runs on nodes that are being emptied."""
     results = []
-    for row in _lock(call, unit, request.selector):
+    for row in lock(call, unit, request.selector):
         if row.drain_state != "Draining":
             raise Refusal(Code.NODE_NOT_DRAINING, f"{row.hostname} is not being emptied.", param="selector")
         ended = draining.force(unit, row, scene_of(call))
@@ -94,7 +94,7 @@ def force_drain(call: Call, unit: WriteUnit, request: ForceRequest) -> ForceAnsw
 
 def cancel_drain(call: Call, unit: WriteUnit, request: SelectRequest) -> IdsAnswer:
     """Stop emptying nodes: they are as before."""
-    rows = _lock(call, unit, request.selector)
+    rows = lock(call, unit, request.selector)
     for row in rows:
         if row.drain_state != "Draining":
             raise Refusal(Code.NODE_NOT_DRAINING, f"{row.hostname} is not being emptied.", param="selector")
@@ -104,7 +104,7 @@ def cancel_drain(call: Call, unit: WriteUnit, request: SelectRequest) -> IdsAnsw
 
 def resume(call: Call, unit: WriteUnit, request: SelectRequest) -> IdsAnswer:
     """Take nodes that are empty back into service, and offer them."""
-    rows = _lock(call, unit, request.selector)
+    rows = lock(call, unit, request.selector)
     for row in rows:
         left = len(draining.live(unit, row.id))
         if row.drain_state == "None" or left:
@@ -121,7 +121,7 @@ def resume(call: Call, unit: WriteUnit, request: SelectRequest) -> IdsAnswer:
 
 def set_listing(call: Call, unit: WriteUnit, request: ListingRequest) -> IdsAnswer:
     """Offer nodes on the market, or not."""
-    rows = _lock(call, unit, request.selector)
+    rows = lock(call, unit, request.selector)
     for row in rows:
         if row.drain_state != "None":
             raise Refusal(Code.NODE_DRAINING, f"{row.hostname} is {row.drain_state}.", param="selector")
@@ -134,7 +134,7 @@ def set_listing(call: Call, unit: WriteUnit, request: ListingRequest) -> IdsAnsw
 
 def update_type(call: Call, unit: WriteUnit, request: UpdateTypeRequest) -> IdsAnswer:
     """Say of which type nodes are."""
-    rows = _lock(call, unit, request.selector)
+    rows = lock(call, unit, request.selector)
     kind = request.instance_type
     if kind is not None and kind not in catalog.types(unit, [kind]):
         raise Refusal(Code.INSTANCE_TYPE_NOT_FOUND, "There is no such type.", param="instance_type")
@@ -146,7 +146,7 @@ def update_type(call: Call, unit: WriteUnit, request: UpdateTypeRequest) -> IdsA
 
 def change(call: Call, unit: WriteUnit, request: UpdateRequest) -> IdsAnswer:
     """Change what people set of a node."""
-    (row,) = _lock(call, unit, ById(ById=[request.node_id]))
+    (row,) = lock(call, unit, ById(ById=[request.node_id]))
     values: dict[str, Any] = {}
     for name, column in (
         ("cpu_allocation_mode", "cpu_mode"),
@@ -180,7 +180,7 @@ def change(call: Call, unit: WriteUnit, request: UpdateRequest) -> IdsAnswer:
 
 def delete(call: Call, unit: WriteUnit, request: SelectRequest) -> IdsAnswer:
     """Delete nodes for good: those that are empty, under no allocation, and offline or drained."""
-    rows = _lock(call, unit, request.selector)
+    rows = lock(call, unit, request.selector)
     for row in rows:
         left = len(draining.live(unit, row.id))
         held = quotas.standings(unit, [row.id], call.now)
@@ -196,7 +196,7 @@ def delete(call: Call, unit: WriteUnit, request: SelectRequest) -> IdsAnswer:
     return _ids(rows)
 
 
-def _owners(call: Call, unit: ReadUnit) -> set[str] | None:
+def owners(call: Call, unit: ReadUnit) -> set[str] | None:
     """The provider that the caller acts for; None for admins: all."""
     if Permission.NODES_READ_ALL in call.caller.permissions:
         return None
@@ -204,13 +204,13 @@ def _owners(call: Call, unit: ReadUnit) -> set[str] | None:
     return set() if mine is None else {mine.id}
 
 
-def _lock(call: Call, unit: WriteUnit, selector: ById) -> list[Any]:
-    """Lock nodes that the caller runs, by id. Refusal: NodeNotFound, for one or all; NotNodeOperator."""
+def lock(call: Call, unit: WriteUnit, selector: ById, *, param: str = "selector") -> list[Any]:
+    """Lock nodes that the caller runs, by id. Refusal: NodeNotFound, for one or all."""
     wanted = select(node).where(node.c.id.in_(sorted(set(selector.ids))), node.c.deleted_at.is_(None))
     rows = list(unit.select(wanted.order_by(node.c.id).with_for_update()).all())
-    owners = _owners(call, unit)
-    if len(rows) != len(set(selector.ids)) or any(owners is not None and row.provider_id not in owners for row in rows):
-        raise Refusal(Code.NODE_NOT_FOUND, "You run no such node.", param="selector")
+    owned = owners(call, unit)
+    if len(rows) != len(set(selector.ids)) or any(owned is not None and row.provider_id not in owned for row in rows):
+        raise Refusal(Code.NODE_NOT_FOUND, "You run no such node.", param=param)
     return rows
 
 

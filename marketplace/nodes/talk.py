@@ -10,7 +10,6 @@ import msgspec
 from sqlalchemy import delete, select, update
 
 from marketplace.agent.wire import (
-    Command,
     Event,
     Metrics,
     Poll,
@@ -25,9 +24,10 @@ from marketplace.events.transitions import Scene, happened
 from marketplace.instances import life, observe, specs
 from marketplace.instances.life import PUBLIC
 from marketplace.instances.tables import instance
+from marketplace.nodes import commands
 from marketplace.nodes import service as nodes
 from marketplace.nodes.rules import SILENT_US
-from marketplace.nodes.tables import gpu_sample, instance_sample, node, node_command
+from marketplace.nodes.tables import gpu_sample, instance_sample, node
 from marketplace.placement import leases
 from marketplace.settings import service as settings
 from marketplace.store.db import ReadUnit, WriteUnit
@@ -91,7 +91,7 @@ def poll(unit: WriteUnit, provider_id: str, told: Poll, scene: Scene) -> Taken:
     if told.inventory is not None:
         nodes.take_inventory(unit, row.id, told.inventory)
     _tell_renters(unit, row.id, nodes.keep_events(unit, row.id, told.events), scene)
-    _take_results(unit, row.id, told, scene)
+    commands.settle(unit, row, told.command_results, scene)
     if leases.sync(unit, row.id, told.leases, scene.now, scene.random):
         nodes.touch(unit, row.id)
     unknown, want = _take_observed(unit, row, told, scene)
@@ -133,7 +133,7 @@ def answer(unit: ReadUnit, vault: Vault, provider_id: str, told: Poll, taken: Ta
     return Polled(
         desired_rev=row.desired_rev,
         desired=specs.desired(unit, vault, row.id) if fresh else None,
-        commands=_commands(unit, row.id),
+        commands=commands.waiting(unit, row.id, told.commands),
         unknown=taken.unknown,
         want_observed=taken.want_observed,
         server_time=now,
@@ -214,36 +214,3 @@ def _keep_instance(unit: WriteUnit, node_id: str, sample: Sample) -> None:
     if sample.memory_bytes is not None:
         kilobytes = sample.memory_bytes // 1024
         unit.execute(update(instance).where(instance.c.id == sample.instance_id).values(memory_kb=kilobytes))
-
-
-def _commands(unit: ReadUnit, node_id: str) -> list[Command]:
-    wanted = (
-        select(node_command)
-        .where(node_command.c.node_id == node_id, node_command.c.finished_at.is_(None))
-        .order_by(node_command.c.issued_at, node_command.c.id)
-    )
-    return [
-        Command(
-            id=row.id,
-            kind=row.kind,
-            args=msgspec.json.decode(row.args, type=dict[str, str]),
-            deadline=row.deadline,
-        )
-        for row in unit.select(wanted)
-        if row.status == "Queued"
-    ]
-
-
-def _take_results(unit: WriteUnit, node_id: str, told: Poll, scene: Scene) -> None:
-    for result in told.command_results:
-        unit.execute(
-            update(node_command)
-            .where(
-                node_command.c.id == result.id,
-                node_command.c.node_id == node_id,
-                node_command.c.finished_at.is_(None),
-            )
-            .values(
-                status="Completed" if result.ok else "Failed", finished_at=scene.now, output=result.output[:100_000]
-            )
-        )

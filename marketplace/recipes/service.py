@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import msgspec
-from sqlalchemy import ColumnElement, bindparam, case, insert, or_, select
+from sqlalchemy import ColumnElement, bindparam, case, or_, select
 
 from marketplace.agent.wire import DesiredImage
-from marketplace.nodes import service as nodes
-from marketplace.nodes.tables import gpu, node, node_command
+from marketplace.nodes import commands
+from marketplace.nodes.tables import gpu, node
 from marketplace.recipes.rules import suits
 from marketplace.recipes.tables import recipe, recipe_tag
 from marketplace.store.db import ReadUnit, WriteUnit
-from marketplace.store.ids import Random, new_id
+from marketplace.store.ids import Random
 from marketplace.store.prepared import Prepared
-
-SYNC = "sync_images"
-
 
 _TAGS = Prepared(
     select(recipe_tag.c.tag)
@@ -78,11 +75,6 @@ def images_for(unit: ReadUnit, node_id: str, *, by_tag: bool) -> list[DesiredIma
 def request_sync(unit: WriteUnit, image_url: str, *, by_tag: bool, now: int, random: Random) -> int:
     """Ask the nodes for which an image is meant to fetch it now; return how many. A node that was asked already, and
     has not begun, is asked once."""
-    waiting = set(
-        unit.select(
-            select(node_command.c.node_id).where(node_command.c.kind == SYNC, node_command.c.status == "Queued")
-        ).scalars()
-    )
     asked = 0
     for node_id in list(
         unit.select(select(node.c.id).where(node.c.deleted_at.is_(None)).order_by(node.c.id)).scalars()
@@ -90,20 +82,5 @@ def request_sync(unit: WriteUnit, image_url: str, *, by_tag: bool, now: int, ran
         if not any(one.url == image_url for one in images_for(unit, node_id, by_tag=by_tag)):
             continue
         asked += 1
-        if node_id not in waiting:
-            unit.execute(
-                insert(node_command).values(
-                    id=new_id(now, random),
-                    node_id=node_id,
-                    kind=SYNC,
-                    args="{}",
-                    issued_at=now,
-                    deadline=None,
-                    session_id=None,
-                    status="Queued",
-                    finished_at=None,
-                    output="",
-                )
-            )
-        nodes.touch(unit, node_id)
+        commands.ask(unit, node_id, "sync_images", {}, now=now, random=random)
     return asked

@@ -132,6 +132,8 @@ OPERATIONS: dict[str, tuple[str, str]] = {
 """By name: the path, and a test that uses it."""
 BESIDE = frozenset(
     {
+        "nodes.commands_list",
+        "nodes.gpu_reset",
         "nodes.update_instance_type",
         "public_volumes.get",
         "reservations.types_add",

@@ -108,12 +108,13 @@ class Server:
             unknown, self.unknown = self.unknown, []
             want, self.want_observed = self.want_observed, False
             fresh = told.applied_rev != self.rev
-            if fresh or self.commands or unknown or want:
+            sent = [one for one in self.commands if one.id not in told.commands]
+            if fresh or sent or unknown or want:
                 desired = self.desired if fresh else None
                 answer = Polled(
                     desired_rev=self.rev,
                     desired=desired,
-                    commands=self.commands,
+                    commands=sent,
                     unknown=unknown,
                     want_observed=want,
                 )
@@ -151,6 +152,8 @@ class Bench:
             keep_images=self.keep_images,
         )
         self.images: list[list[DesiredImage]] = []
+        self.slow: asyncio.Event | None = None
+        """what fetching images waits for"""
         transport = httpx2.MockTransport(self.server)
         client = ServerClient("http://server", Credentials(api_key="k"), transport=transport)
         self.agent = Agent(client, self.keeper, LeaseBook(), around)
@@ -158,6 +161,8 @@ class Bench:
     async def keep_images(self, images: list[DesiredImage]) -> list[str]:
         self.images.append(images)
         self.server.news.set()
+        if self.slow is not None:
+            await self.slow.wait()
         return [f"{one.url}: gone" for one in images if "gone" in one.url]
 
     def poke(self) -> None:
@@ -315,6 +320,23 @@ def test_a_command_is_obeyed_once_and_its_result_repeated_until_it_is_heard(tmp_
             results = {one.id: one for told in bench.server.polls for one in told.command_results}
             assert (results["c1"].ok, results["c1"].output) == (True, "create")
             assert (results["c2"].ok, "no machine nobody" in results["c2"].output) == (False, True)
+
+    asyncio.run(run())
+
+
+def test_a_command_that_takes_its_time_is_told_of_so_that_it_is_not_sent_again(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with running(tmp_path) as bench:
+            bench.slow = asyncio.Event()
+            bench.server.commands = [Command(id="c1", kind="sync_images")]
+            bench.server.changed.set()
+            await bench.until(lambda: bench.images)
+            bench.agent._happened("Test", "something else is told meanwhile")
+            await bench.until(lambda: bench.server.polls[-1].commands == ["c1"])
+            assert not bench.server.polls[-1].command_results
+            bench.slow.set()
+            await bench.until(lambda: not bench.server.commands)
+            assert bench.server.polls[-1].commands == [] and len(bench.images) == 1
 
     asyncio.run(run())
 

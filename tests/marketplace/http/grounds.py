@@ -80,7 +80,8 @@ class Grounds:
             self.yard.instance(self.user, node_id)
         if name in ("nodes.force_drain", "nodes.cancel_drain", "nodes.resume", "nodes.delete"):
             self.make("nodes.drain", **selected)
-        return {"ById": node_id, "node_id": node_id, "disabled_gpus": "0000:01:00.0", "datacenter": "eu-1"}
+        slot = "0000:01:00.0"
+        return {"ById": node_id, "node_id": node_id, "disabled_gpus": slot, "pci_slot": slot, "datacenter": "eu-1"}
 
     def _instances(self, name: str, now: int) -> dict[str, Any]:
         node_id = self._node(now)
