@@ -11,6 +11,7 @@ import msgspec
 Device = Literal["auto", "cpu", "cuda"]
 KernelChoice = Literal["auto", "triton", "cpu", "reference"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Quantize = Literal["none", "fp8", "int8", "int4"]
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,12 +28,19 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kernels: KernelChoice = "auto"
     """Implementation of the model's operations; auto takes the fastest for the device."""
     dtype: Dtype = "auto"
-    """Activation and weight type; auto keeps packed weights packed and otherwise takes the checkpoint's own on GPUs,
-    float32 on CPUs.
+    """Activation and weight type; auto keeps quantised weights as they are and otherwise takes the checkpoint's own on
+    GPUs (where GGUF's blocks become dense), float32 on CPUs. Any other makes every weight dense in that type.
+    """
+    quantize: Quantize = "none"
+    """Quantise dense weights as they are loaded: fp8 or int8 (a scale for each row), or int4 (a scale and a zero for each
+    128 inputs; embedding and head take 8 bits). On a CPU int8 and fp8 are both blocks of 32 of 8 bits and int4 is
+    blocks of 32 of 4 bits (embedding and head: 8), the fastest there. A checkpoint that is quantised already is
+    refused, unless dtype says what to make it first.
     """
     activation_bits: Literal[8, 16] = 8
-    """What activations are rounded to where they meet packed weights on a CPU: 8 is the fastest, 16 gives the answers
-    of float32 at nearly the same speed for a few streams and at 0.6 of it for long prompts and large batches.
+    """What activations are rounded to where they meet packed weights on a CPU, or fp8 ones on a GPU that multiplies
+    those: 8 is the fastest, 16 gives the answers of unrounded ones. On a CPU 16 is nearly as fast for a few streams,
+    and has 0.6 of the speed for long prompts and large batches.
     """
     kv_dtype: Dtype = "auto"
     """Type of the KV cache; auto is float16 for packed weights on a CPU and the activation type otherwise."""

@@ -7,9 +7,9 @@ imported only when picked, so that an optional one never breaks the others.
 import logging
 from pathlib import Path
 
-from kernels.interface import BlockQuantized, LinearWeight, Ops, WeightPart
+from kernels.interface import BlockQuantized, LinearWeight, Ops, ScaledWeight, WeightPart
 
-__all__ = ["BlockQuantized", "LinearWeight", "Ops", "WeightPart", "table"]
+__all__ = ["BlockQuantized", "LinearWeight", "Ops", "ScaledWeight", "WeightPart", "table"]
 
 _CHOICES = {"cpu": ("auto", "cpu", "reference", "triton"), "cuda": ("auto", "triton", "reference")}
 _log = logging.getLogger(__name__)

@@ -1,11 +1,13 @@
-"""GGUF's block formats in plain torch: exact dequantisation, and the sizes that a block takes in memory."""
+"""What weight parts stand for, in plain torch: checks and exact dequantisation of every format, and the sizes of GGUF's
+blocks in memory."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from kernels.interface import FLOAT_TYPES, BlockQuantized, WeightPart
+from kernels.interface import FLOAT_TYPES, BlockQuantized, ScaledWeight, WeightPart
+from kernels.scaled import check_scaled, dequantize_scaled
 
 BLOCK = 32
 """Elements of one block, along the input dimension."""
@@ -27,20 +29,24 @@ def check_part(part: WeightPart) -> None:
                 f"{part.format} rows of {part.in_features} inputs are uint8 [N, {row_bytes}], "
                 f"not {part.data.dtype} {list(part.data.shape)}"
             )
+    elif isinstance(part, ScaledWeight):
+        check_scaled(part)
     elif part.dim() != 2 or part.dtype not in FLOAT_TYPES:
         raise ValueError(f"a weight is [N, K] in float32, bfloat16 or float16, not {part.dtype} {list(part.shape)}")
 
 
 def in_features(part: WeightPart) -> int:
     """K of a part."""
-    return part.in_features if isinstance(part, BlockQuantized) else int(part.shape[1])
+    return int(part.shape[1]) if isinstance(part, Tensor) else part.in_features
 
 
 def dequantize(part: WeightPart) -> Tensor:
-    """Return the part as float32 [N, K]: exactly the values that the blocks stand for, rounded once to float32."""
+    """Return the part as float32 [N, K]: exactly the values that its codes stand for, rounded once to float32."""
     check_part(part)
-    if not isinstance(part, BlockQuantized):
+    if isinstance(part, Tensor):
         return part.to(torch.float32)
+    if isinstance(part, ScaledWeight):
+        return dequantize_scaled(part)
     rows, blocks = part.out_features, part.in_features // BLOCK
     raw = part.data.reshape(rows, blocks, BLOCK_BYTES[part.format])
     d = _half(raw[..., 0:2])

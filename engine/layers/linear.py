@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from engine.weights.checkpoint import Checkpoint
-from kernels.interface import FLOAT_TYPES, BlockQuantized, LinearWeight, Ops, WeightPart
+from engine.weights.quantize import Quantizer
+from kernels.interface import FLOAT_TYPES, LinearWeight, Ops, WeightPart
 
 
 class MergedLinear:
@@ -19,7 +20,7 @@ class MergedLinear:
     def __init__(self, ops: Ops, parts: Sequence[WeightPart], bias: Tensor | None = None) -> None:
         """parts: [Nᵢ, K] each, floats or blocks. bias: float [N] or None."""
         self.weight: LinearWeight = ops.pack(parts, bias)
-        self.packed = any(isinstance(part, BlockQuantized) for part in parts)
+        self.packed = not all(isinstance(part, Tensor) for part in parts)
         self._linear = ops.linear
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -31,9 +32,18 @@ class LayerLoader:
     """Builds layers out of a checkpoint's tensors: on one device, in one type, counting what they hold."""
 
     def __init__(
-        self, checkpoint: Checkpoint, ops: Ops, *, dtype: torch.dtype, device: str, fused: bool = True
+        self,
+        checkpoint: Checkpoint,
+        ops: Ops,
+        *,
+        dtype: torch.dtype,
+        device: str,
+        fused: bool = True,
+        quantize: Quantizer | None = None,
     ) -> None:
-        """dtype: type of dense weights, and of activations except on CPUs, where they are float32."""
+        """dtype: type of dense weights, and of activations except on CPUs, where they are float32. quantize: what dense
+        matrices become, norms and biases apart."""
+        self.quantize = quantize
         self.checkpoint = checkpoint
         self.ops = ops
         self.fused = fused
@@ -46,9 +56,10 @@ class LayerLoader:
     def part(self, name: str) -> WeightPart:
         """A matrix's rows as the kernels take them."""
         value = self.checkpoint.get(name)
-        if isinstance(value, BlockQuantized):
-            return BlockQuantized(value.data.to(self.device), value.format, value.in_features)
-        return value.to(self.device, self.dtype)
+        if not isinstance(value, Tensor):
+            return value.to(self.device)
+        dense = value.to(self.device, self.dtype)
+        return dense if self.quantize is None else self.quantize(name, dense)
 
     def vector(self, name: str) -> Tensor:
         """A norm's weight, in the activations' type."""

@@ -14,6 +14,8 @@ from engine.layers.linear import LayerLoader
 from engine.models.config import ModelConfig
 from engine.models.family import find_family
 from engine.weights.checkpoint import open_checkpoint
+from engine.weights.errors import WeightsError
+from engine.weights.quantize import quantizer
 from engine.weights.sources import ModelSource
 from kernels.interface import Ops
 
@@ -41,17 +43,27 @@ def load_model(source: ModelSource, config: EngineConfig, ops: Ops) -> CausalLM:
     """Load a model for one device. Raises WeightsError, naming file and tensor or field, before any tensor is read
     where it can.
 
-    dtype "auto" leaves quantised matrices packed on a CPU and computes in float32 there; on a GPU dense weights and
-    activations take the checkpoint's own type. Any other dtype makes every weight dense in that type (activations stay
-    float32 on CPUs).
+    dtype "auto" leaves quantised matrices as they are and computes in float32 on a CPU; on a GPU GGUF's blocks become
+    dense, and dense weights and activations take the checkpoint's own type. Any other dtype makes every weight dense in
+    that type (activations stay float32 on CPUs). Then dense matrices are quantised, where `quantize` says so.
     """
     device = config.device if config.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
     auto = config.dtype == "auto"
-    checkpoint = open_checkpoint(source, packed=auto and device == "cpu")
+    checkpoint = open_checkpoint(source, packed=auto and device == "cpu", codes=auto)
     model = checkpoint.config
     wanted = ("float32" if device == "cpu" else model.torch_dtype) if auto else config.dtype
+    if config.quantize != "none" and auto and checkpoint.quantized:
+        raise WeightsError(
+            f"{checkpoint.path}: quantize {config.quantize!r}: the checkpoint is quantised already"
+            f" ({checkpoint.quantized}); leave quantize out to run it as it is, or set dtype to make it dense first"
+        )
     loader = LayerLoader(
-        checkpoint, ops, dtype=_TYPES.get(wanted, torch.float32), device=device, fused=config.fused_steps
+        checkpoint,
+        ops,
+        dtype=_TYPES.get(wanted, torch.float32),
+        device=device,
+        fused=config.fused_steps,
+        quantize=quantizer(config.quantize, ops, device),
     )
     positions = min(model.max_position, config.max_context or _MAX_POSITIONS, _MAX_POSITIONS)
     # What the loaded model says it can do is what its rotary table covers

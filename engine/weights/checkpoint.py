@@ -16,18 +16,21 @@ class Checkpoint(Protocol):
 
     path: Path
     config: ModelConfig
+    quantized: str
+    """How its matrices are quantised, in a word; empty where they are dense"""
 
     def get(self, name: str) -> WeightPart:
-        """Return a tensor under its Hugging Face name: a float tensor as stored, or rows of quantised blocks. Raises
-        WeightsError."""
+        """Return a tensor under its Hugging Face name: a float tensor as stored, or rows of quantised blocks or codes.
+        Raises WeightsError."""
         ...
 
 
-def open_checkpoint(source: ModelSource, *, packed: bool) -> Checkpoint:
+def open_checkpoint(source: ModelSource, *, packed: bool, codes: bool) -> Checkpoint:
     """Open a model and check everything that its headers tell: dimensions, tensors, shapes, sizes, formats. Raises
     WeightsError.
 
-    packed: leave quantised matrices in their blocks where kernels can run them; otherwise they come out as float32.
+    packed: leave GGUF's quantised matrices in their blocks, codes: leave other quantised matrices as codes with scales,
+    where kernels can run them; otherwise they come out as float32.
     """
     if source.kind == "gguf":
         from engine.weights.gguf import GGUFCheckpoint
@@ -35,7 +38,7 @@ def open_checkpoint(source: ModelSource, *, packed: bool) -> Checkpoint:
         return GGUFCheckpoint(source.path, packed=packed)
     from engine.weights.safetensors import SafetensorsCheckpoint
 
-    return SafetensorsCheckpoint(source.path)
+    return SafetensorsCheckpoint(source.path, codes=codes)
 
 
 def check_shapes(file: Path, needed: Shapes, found: Shapes) -> None:

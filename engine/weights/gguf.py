@@ -154,6 +154,8 @@ class GGUFCheckpoint:
         names = {gguf_name(name): name for name in needed}
         found = {names[name]: info.shape for name, info in self._header.tensors.items() if name in names}
         check_shapes(path, needed, found)
+        formats = {info.format for name, info in self._header.tensors.items() if name in names}
+        self.quantized = ", ".join(sorted(formats - set(_FLOATS)))
 
     def get(self, name: str) -> WeightPart:
         """Return a tensor under its Hugging Face name. Raises WeightsError naming file and tensor."""

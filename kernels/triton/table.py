@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.blocks import check_part, dequantize
-from kernels.interface import Activation, LinearWeight, WeightPart
+from kernels.interface import Activation, BlockQuantized, LinearWeight, WeightPart
 from kernels.reference import check_parts
 from kernels.triton.activation import gated
 from kernels.triton.attention import paged_attention
@@ -89,7 +89,7 @@ class TritonOps:
         check_part(part)
         if isinstance(part, Tensor):
             return part
-        on_cpu = part.data.device.type == "cpu"
+        on_cpu = (part.data if isinstance(part, BlockQuantized) else part.codes).device.type == "cpu"
         return dequantize(part).to(self._dense or (torch.float32 if on_cpu else torch.bfloat16))
 
     def linear(self, x: Tensor, weight: LinearWeight) -> Tensor:

@@ -113,7 +113,7 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
         ({"num_attention_heads": 0}, "num_heads is 0, should be positive"),
         ({"head_dim": 3}, "head_dim 3 is odd"),
         ({"hidden_act": "relu"}, "activation 'relu' is not supported"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantised with 'awq'"),
+        ({"quantization_config": {"quant_method": "exl2"}}, "'quantization_config.quant_method' is 'exl2'"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "rope type 'longrope' is not supported"),
         ({"rope_scaling": {"rope_type": "linear"}}, "needs a positive 'factor', not None"),
         ({"rope_scaling": {**LLAMA3, "low_freq_factor": "1"}}, "needs a positive 'low_freq_factor', not '1'"),
