@@ -193,6 +193,7 @@ class CpuOps:
         """Causal attention over pages → [T, Hq·D]. Raises IndexError or ValueError before a foreign page is read."""
         tokens, num_q_heads, head_dim = q.shape
         pages, page_size, cache_dim, kind = cache_shape(key_cache, value_cache, key_cache.shape[1])
+        softcap: float = 0.0,
         seqs = kv_lens.shape[0]
         if cache_dim != head_dim or num_q_heads % key_cache.shape[1]:
             raise ValueError(f"q {list(q.shape)} does not fit a cache of {list(key_cache.shape)}")
@@ -208,6 +209,7 @@ class CpuOps:
         self.call(self.library.hr_attention, ctypes.addressof(args))
         return out
 
+            softcap,
     def gated(self, gate_up: Tensor, activation: Activation = "silu") -> Tensor:
         """activation(first half) · second half."""
         if activation not in ("silu", "gelu_tanh"):

@@ -167,12 +167,13 @@ class Ops(Protocol):
         scale: float,
         window: int = 0,
     ) -> Tensor:
+        softcap: float = 0.0,
         """Causal attention of packed queries over paged keys: decode, chunked prefill and mixed batches in one call.
 
         q [T, Hq, D]; q_starts int32 [S + 1]; kv_lens int32 [S]; page_table int32 [S, P]. Query j of sequence s stands
         at position kv_lens[s] − (q_starts[s+1] − q_starts[s]) + j and sees keys at positions ≤ its own (and > own −
-        window when window > 0). Returns [T, Hq·D]. On GPUs and in `reference` rows past q_starts[S] are padding, their
-        results 0.
+        window when window > 0). softcap > 0: a score x counts as softcap · tanh(x / softcap). Returns [T, Hq·D]. On
+        GPUs and in `reference` rows past q_starts[S] are padding, their results 0.
         """
         ...
 
@@ -206,6 +207,7 @@ class PlannedAttention(Protocol):
         *,
         decode: bool,
     ) -> Tensor:
+        softcap: float = 0.0,
         """`Ops.paged_attention` with the plan of its step and window."""
         ...
 

@@ -15,7 +15,8 @@ class PagedAttention:
 
     __slots__ = (
         "_cos_sin", "_eps", "_kv_heads", "_layer", "_paged_attention", "_planned", "_q_heads", "_rope_and_cache",
-        "k_norm", "output", "q_norm", "qkv", "scale", "window",
+        "k_norm", "output", "q_norm", "qkv", "scale", "softcap",
+        "window",
     )  # fmt: skip
 
     def __init__(
@@ -40,7 +41,8 @@ class PagedAttention:
         self._q_heads = config.num_heads
         self._kv_heads = config.num_kv_heads
         self._eps = config.rms_eps
-        self.scale = config.head_dim**-0.5
+        self.scale = config.attention_scale or config.head_dim**-0.5
+        self.softcap = config.attention_softcap
         self.window = config.window(layer)
         self._rope_and_cache = ops.rope_and_cache
         self._paged_attention = ops.paged_attention
@@ -61,7 +63,7 @@ class PagedAttention:
         ops, scale, window = self._planned, self.scale, self.window
         if ops is None:
             return self._paged_attention(
-                q, keys, values, batch.q_starts, batch.kv_lens, batch.page_table, scale, window
+                q, keys, values, batch.q_starts, batch.kv_lens, batch.page_table, scale, window, self.softcap
             )
         if window not in batch.plans:
             batch.plans[window] = ops.attention_plan(
@@ -69,5 +71,5 @@ class PagedAttention:
             )
         return ops.planned_attention(
             q, keys, values, batch.q_starts, batch.kv_lens, batch.page_table, scale, window, batch.plans[window],
-            decode=batch.decode,
+            decode=batch.decode, softcap=self.softcap,
         )  # fmt: skip

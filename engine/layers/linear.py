@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from engine.layers.rows import take_rows
 from engine.weights.checkpoint import Checkpoint
 from engine.weights.quantize import Quantizer
 from kernels.interface import FLOAT_TYPES, LinearWeight, Ops, WeightPart
@@ -61,24 +62,29 @@ class LayerLoader:
         dense = value.to(self.device, self.dtype)
         return dense if self.quantize is None else self.quantize(name, dense)
 
-    def vector(self, name: str) -> Tensor:
-        """A norm's weight, in the activations' type."""
+    def vector(self, name: str, offset: float = 0.0) -> Tensor:
+        """A norm's weight, in the activations' type; in float32 with an offset, which is added to it."""
         value = self.checkpoint.get(name)
         assert isinstance(value, Tensor) and value.dtype in FLOAT_TYPES
-        value = value.to(self.device, torch.float32 if self.device == "cpu" else self.dtype).contiguous()
+        kind = torch.float32 if offset or self.device == "cpu" else self.dtype
+        value = value.to(self.device, kind).contiguous()
+        if offset:
+            value = value + offset
         self.weight_bytes += value.nbytes
         return value
 
-    def linear(self, *names: str, bias: bool = False) -> MergedLinear:
-        """The matrices `name`.weight stacked in order, with their biases when asked."""
-        parts = [self.part(f"{name}.weight") for name in names]
-        biases = [self.checkpoint.get(f"{name}.bias") for name in names] if bias else []
-        joined = (
-            torch.cat([value.float() for value in biases if isinstance(value, Tensor)]).to(self.device)
-            if bias
-            else None
-        )
-        layer = MergedLinear(self.ops, parts, joined)
+    def linear(self, *names: str, bias: bool = False, orders: Sequence[Tensor | None] = ()) -> MergedLinear:
+        """The matrices `name`.weight stacked in order, with their biases when asked. orders: of each one's rows, None
+        for as they are."""
+        parts, biases = [], []
+        for name, order in zip(names, orders or [None] * len(names), strict=True):
+            part = self.part(f"{name}.weight")
+            parts.append(part if order is None else take_rows(part, order))
+            if bias:
+                value = self.checkpoint.get(f"{name}.bias")
+                assert isinstance(value, Tensor)
+                biases.append(value.float() if order is None else value.float()[order])
+        layer = MergedLinear(self.ops, parts, torch.cat(biases).to(self.device) if bias else None)
         self.weight_bytes += layer.weight.nbytes
         self.packed |= layer.packed
         return layer

@@ -18,7 +18,8 @@ from engine.layers.embedding import TokenEmbedding
 from engine.layers.linear import LayerLoader, MergedLinear
 from engine.layers.mlp import GatedMLP
 from engine.layers.norm import RMSNorm
-from engine.layers.rotary import rotary_table
+from engine.layers.rotary import rotary_tables
+from engine.layers.rows import half_split_order, heads_order
 from engine.models.config import ModelConfig
 from kernels.decoder import DecoderOps, DecoderProgram, DecoderSpec, LayerSpec
 
@@ -97,7 +98,7 @@ class DecoderLayer:
         attention, mlp = self.attention, self.mlp
         if not isinstance(attention, PagedAttention) or not isinstance(mlp, GatedMLP):
             return None
-        if self.attention_out_norm is not None or self.mlp_out_norm is not None:
+        if self.attention_out_norm is not None or self.mlp_out_norm is not None or attention.softcap:
             return None
         return LayerSpec(
             attention_norm=self.attention_norm.weight,
@@ -158,6 +159,8 @@ class DecoderModel:
         """The layers alone: write the step's keys and values and return the normalised rows [R, H] of logit_rows, where
         −1 stands for any row. every: the rows are the tokens, one by one."""
         residual = self._embedding(batch.token_ids)
+        if self.config.embedding_scale != 1.0:
+            residual *= self.config.embedding_scale
         x: Tensor | None = None
         for layer in self._below:
             x = layer(x, residual, batch, kv)
@@ -169,20 +172,30 @@ class DecoderModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The head alone: float32 logits [R, vocab] of rows that `hidden` returned."""
-        return self._head(hidden).to(torch.float32)
+        logits = self._head(hidden).to(torch.float32)
+        if self.config.logit_scale != 1.0:
+            logits *= self.config.logit_scale
+        cap = self.config.logit_softcap
+        return logits if cap == 0 else logits.div_(cap).tanh_().mul_(cap)
 
 
 def load_norm(loader: LayerLoader, config: ModelConfig, name: str) -> RMSNorm:
     """The norm whose weight is `name`.weight."""
-    return RMSNorm(loader.ops, loader.vector(f"{name}.weight"), config.rms_eps)
+    return RMSNorm(loader.ops, loader.vector(f"{name}.weight", config.norm_offset), config.rms_eps)
 
 
 def load_attention(loader: LayerLoader, config: ModelConfig, layer: int, cos_sin: Tensor) -> PagedAttention:
     """Attention as Llama has it, with biases and norms per head where the configuration says so."""
     prefix = f"model.layers.{layer}.self_attn."
-    qkv = loader.linear(*(f"{prefix}{name}_proj" for name in "qkv"), bias=config.qkv_bias)
+    names = [f"{prefix}{name}_proj" for name in "qkv"]
+    head = half_split_order(config.head_dim, config.turning)
+    turns = config.turning < config.head_dim
+    orders = [heads_order(head, n, n) for n in (config.num_heads, config.num_kv_heads)] if turns else [None, None]
+    qkv = loader.linear(*names, bias=config.qkv_bias, orders=[*orders, None])
     output = loader.linear(f"{prefix}o_proj", bias=config.output_bias)
-    norms = (loader.vector(f"{prefix}{name}_norm.weight") for name in "qk") if config.qk_norm else (None, None)
+    if not config.qk_norm:
+        return PagedAttention(loader.ops, config, layer, qkv, output, cos_sin)
+    norms = (loader.vector(f"{prefix}{name}_norm.weight", config.norm_offset)[head] for name in "qk")
     return PagedAttention(loader.ops, config, layer, qkv, output, cos_sin, *norms)
 
 
@@ -212,14 +225,35 @@ def load_layer(
     )
 
 
+def load_normed_layer(
+    loader: LayerLoader,
+    config: ModelConfig,
+    layer: int,
+    cos_sin: Tensor,
+    *,
+    attention: AttentionLoader = load_attention,
+    mlp: FeedForwardLoader = load_mlp,
+) -> DecoderLayer:
+    """A layer that norms what goes into attention and MLP and what comes out of them, as Gemma has it."""
+    prefix = f"model.layers.{layer}."
+    return DecoderLayer(
+        load_norm(loader, config, f"{prefix}input_layernorm"),
+        attention(loader, config, layer, cos_sin),
+        load_norm(loader, config, f"{prefix}pre_feedforward_layernorm"),
+        mlp(loader, config, layer),
+        attention_out_norm=load_norm(loader, config, f"{prefix}post_attention_layernorm"),
+        mlp_out_norm=load_norm(loader, config, f"{prefix}post_feedforward_layernorm"),
+    )
+
+
 def load_decoder(
     loader: LayerLoader, config: ModelConfig, positions: int, *, layer: LayerBuilder = load_layer
 ) -> DecoderModel:
     """Build the model out of a checkpoint. positions: length of the rotary table, the longest context. Raises
     WeightsError."""
-    cos_sin = rotary_table(config, positions, loader.device)
+    tables = rotary_tables(config, positions, loader.device)
     embedding = TokenEmbedding(loader.ops, loader.linear("model.embed_tokens"))
-    layers = [layer(loader, config, index, cos_sin) for index in range(config.num_layers)]
+    layers = [layer(loader, config, index, cos_sin) for index, cos_sin in enumerate(tables)]
     norm = load_norm(loader, config, "model.norm")
     head = embedding.table if config.tie_embeddings else loader.linear("lm_head")
     return DecoderModel(
@@ -228,7 +262,7 @@ def load_decoder(
         layers,
         norm,
         head,
-        program=_program(loader, config, embedding, layers, norm, head, cos_sin),
+        program=_program(loader, config, embedding, layers, norm, head, tables),
         weight_bytes=loader.weight_bytes,
         packed=loader.packed,
     )
@@ -241,12 +275,16 @@ def _program(
     layers: Sequence[DecoderLayer],
     norm: RMSNorm,
     head: MergedLinear,
-    cos_sin: Tensor,
+    tables: Sequence[Tensor],
 ) -> DecoderProgram | None:
-    """The decoder as one operation, where it is wanted and the kernels can run all of its layers."""
+    """The decoder as one operation, where it is wanted and the kernels can run all of it."""
     specs = [spec for spec in (layer.spec() for layer in layers) if spec is not None]
     attention, mlp = layers[0].attention, layers[0].mlp
-    if not loader.fused or not isinstance(loader.ops, DecoderOps) or len(specs) < len(layers):
+    scaled = config.embedding_scale != 1.0 or config.logit_scale != 1.0 or config.logit_softcap != 0.0
+    rotated_alike = all(table is tables[0] for table in tables)
+    if not loader.fused or not isinstance(loader.ops, DecoderOps):
+        return None
+    if scaled or not rotated_alike or len(specs) < len(layers):
         return None
     assert isinstance(attention, PagedAttention) and isinstance(mlp, GatedMLP)
     return loader.ops.decoder(
@@ -255,7 +293,7 @@ def _program(
             layers=specs,
             norm=norm.weight,
             head=head.weight,
-            cos_sin=cos_sin,
+            cos_sin=tables[0],
             num_q_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,

@@ -24,6 +24,7 @@ _ROPE_FIELDS: dict[str, tuple[str, ...]] = {
     "dynamic": (),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("factor", "original_max_position_embeddings"),
+    "longrope": ("factor", "original_max_position_embeddings"),
     "factors": (),
 }
 """Rope types that can be run and the numbers that each needs."""
@@ -45,8 +46,8 @@ class ModelConfig:
     rms_eps: float
     rope_theta: float
     rope_scaling: dict[str, Any] | None
-    """Hugging Face's rope parameters with "rope_type" linear, dynamic, llama3 or yarn, or {"rope_type": "factors",
-    "factors": [D/2]}"""
+    """Hugging Face's rope parameters with "rope_type" linear, dynamic, llama3, yarn or longrope, or {"rope_type":
+    "factors", "factors": [D/2]}"""
     max_position: int
     """Most tokens of a sequence"""
     tie_embeddings: bool
@@ -60,6 +61,22 @@ class ModelConfig:
     """A token sees this many of the latest keys, itself included, in the layers of `windowed_layers`"""
     windowed_layers: tuple[int, ...] = ()
     activation: str = "silu"
+    attention_scale: float | None = None
+    """Of the scores, where it is not D^-1/2"""
+    attention_softcap: float = 0.0
+    """A score x counts as cap · tanh(x / cap); 0 for as it is"""
+    logit_softcap: float = 0.0
+    """The same for the logits"""
+    logit_scale: float = 1.0
+    embedding_scale: float = 1.0
+    norm_offset: float = 0.0
+    """What counts as a norm's weight is this plus what the checkpoint has"""
+    rotary_dim: int | None = None
+    """The first elements of a head of q and k, which turn, where it is not all of them"""
+    unrotated_layers: tuple[int, ...] = ()
+    """Layers whose q and k do not turn at all"""
+    local_rope_theta: float | None = None
+    """Base of the rotation in windowed layers, unscaled, where it is not that of the others"""
     eos_token_ids: tuple[int, ...] = ()
     """Every token that ends an answer"""
     bos_token_id: int | None = None
@@ -69,6 +86,11 @@ class ModelConfig:
     def window(self, layer: int) -> int:
         """Sliding window of a layer, 0 for full attention."""
         return self.sliding_window or 0 if layer in self.windowed_layers else 0
+
+    @property
+    def turning(self) -> int:
+        """Elements of a head that the rotation turns."""
+        return self.head_dim if self.rotary_dim is None else self.rotary_dim
 
     def check(self, file: Path) -> ModelConfig:
         """Return self if a model can have these dimensions. Raises WeightsError naming the file and the field."""
@@ -83,6 +105,8 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise WeightsError(f"{file}: head_dim {self.head_dim} is odd; rotary embedding needs pairs")
+        if self.turning % 2 or not 0 < self.turning <= self.head_dim:
+            raise WeightsError(f"{file}: the rotation turns {self.turning} of {self.head_dim} elements, needs pairs")
         if not (self.rms_eps >= 0 and self.rope_theta > 0):
             raise WeightsError(f"{file}: rms_eps {self.rms_eps} or rope_theta {self.rope_theta} is out of range")
         if self.activation not in ("silu", "gelu_tanh"):
@@ -101,8 +125,11 @@ class ModelConfig:
             value = scaling.get(field)
             if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
                 raise WeightsError(f"{file}: rope type {kind!r} needs a positive {field!r}, not {value!r}")
-        factors = scaling.get("factors", [1.0] * (self.head_dim // 2))
-        if len(factors) != self.head_dim // 2 or min(factors) <= 0:
-            raise WeightsError(
-                f"{file}: rope needs {self.head_dim // 2} positive frequency factors, not {len(factors)}"
-            )
+        for field in {"longrope": ("short_factor", "long_factor"), "factors": ("factors",)}.get(kind, ()):
+            factors = scaling.get(field)
+            if not isinstance(factors, list) or not all(isinstance(x, int | float) and x > 0 for x in factors):
+                raise WeightsError(f"{file}: rope type {kind!r} needs a list of positive numbers {field!r}")
+            if len(factors) != self.turning // 2:
+                raise WeightsError(
+                    f"{file}: rope needs {self.turning // 2} positive frequency factors {field!r}, not {len(factors)}"
+                )

@@ -47,6 +47,14 @@ class Fields:
             raise WeightsError(f"{self.file}: field {key!r} should be true or false, not {value!r}")
         return value
 
+    def over(self, defaults: dict[str, Any]) -> Fields:
+        """The same fields, with defaults for those that are absent."""
+        return Fields(self.file, defaults | self.data, self.eos_token_ids)
+
+    def under(self, values: dict[str, Any]) -> Fields:
+        """The same fields, with these values in their place."""
+        return Fields(self.file, self.data | values, self.eos_token_ids)
+
     def nested(self, key: str) -> Fields:
         """The object in a field, empty where it is absent or null."""
         value = self.data.get(key) or {}
@@ -59,6 +67,8 @@ def shared(fields: Fields) -> dict[str, Any]:
     """What ModelConfig takes of every family, by its own field names; `|` a family's own over it."""
     data = fields.data
     heads, hidden = fields.integer("num_attention_heads"), fields.integer("hidden_size")
+    head_dim = fields.integer("head_dim", hidden // max(heads, 1))
+    share = fields.number("partial_rotary_factor", rotation(fields).number("partial_rotary_factor", 1.0))
     activation, bos = str(data.get("hidden_act") or "silu"), data.get("bos_token_id")
     return {
         "architecture": data["architectures"][0],
@@ -68,7 +78,8 @@ def shared(fields: Fields) -> dict[str, Any]:
         "num_layers": fields.integer("num_hidden_layers"),
         "num_heads": heads,
         "num_kv_heads": fields.integer("num_key_value_heads", heads),
-        "head_dim": fields.integer("head_dim", hidden // max(heads, 1)),
+        "head_dim": head_dim,
+        "rotary_dim": int(head_dim * share) if share != 1.0 else None,
         "rms_eps": fields.number("rms_norm_eps", 1e-6),
         "max_position": fields.integer("max_position_embeddings"),
         "tie_embeddings": fields.flag("tie_word_embeddings", False),
@@ -81,20 +92,26 @@ def shared(fields: Fields) -> dict[str, Any]:
     }
 
 
+def rotation(fields: Fields) -> Fields:
+    """The object with the rotary parameters, in both spellings of the file: rope_scaling, and rope_parameters
+    (transformers 5), which has rope_theta, too."""
+    return fields.nested("rope_parameters" if fields.data.get("rope_parameters") else "rope_scaling")
+
+
 def rope(fields: Fields) -> dict[str, Any]:
-    """rope_theta and rope_scaling, in both spellings of the file: rope_theta with rope_scaling, and rope_parameters
-    (transformers 5)."""
-    nested = fields.nested("rope_parameters" if fields.data.get("rope_parameters") else "rope_scaling")
+    """rope_theta and rope_scaling."""
+    nested = rotation(fields)
     parameters = nested.data
     theta = nested.number("rope_theta", fields.number("rope_theta", 10_000.0))
-    if nested.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0)) != 1.0:
-        raise WeightsError(f"{fields.file}: partial rotary embedding is not supported")
     # "type" is the older spelling of "rope_type"
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     if kind in ("default", None):
         return {"rope_theta": theta, "rope_scaling": None}
-    original = parameters.get("original_max_position_embeddings") or fields.integer("max_position_embeddings")
+    longest = fields.integer("max_position_embeddings")
+    original = nested.integer("original_max_position_embeddings", longest)
     scaling = {**parameters, "rope_type": kind, "original_max_position_embeddings": original}
+    if kind == "longrope" and original > 0:
+        scaling["factor"] = nested.number("factor", longest / original)
     return {"rope_theta": theta, "rope_scaling": scaling}
 
 

@@ -90,6 +90,14 @@ HR_INLINE void load_values(const void *values, const int64_t *at, int64_t count,
     }
 }
 
+/* Scores count as cap · tanh(score / cap). */
+HR_INLINE void cap_scores(float *scores, int64_t count, float cap) {
+    for (int64_t k = 0; k < count; k += HR_LANES) {
+        vf grown = vf_exp(vf_load(scores + k) * (2.0f / cap));
+        vf_store(scores + k, cap - 2.0f * cap / (grown + 1.0f));
+    }
+}
+
 /* One row's scores s [HR_KEYS] become probabilities relative to the row's running maximum; keys outside [low, high) get 0.
  * Returns the factor by which the row's earlier output shrinks. */
 HR_INLINE float soften(float *s, int64_t low, int64_t high, float *most, float *total) {
@@ -166,6 +174,7 @@ HR_INLINE void run_task(const attention_job *job, int64_t index, int thread, int
         load_keys(a->keys, at, count, D, kind, w.k);
         load_values(a->values, at, count, D, wide, kind, w.v);
         hr_product(rows, HR_KEYS, w.q, wide, w.k, HR_KEYS, D, 0, w.p, HR_KEYS);
+        if (a->softcap > 0.0f) cap_scores(w.p, rows * HR_KEYS, a->softcap);
         for (int64_t r = 0; r < rows; r++) {
             int64_t own = position + r / group, high = own + 1 - base, low = a->window > 0 ? own - a->window + 1 - base : 0;
             float shrink = soften(w.p + r * HR_KEYS, low, high, w.most + r, w.total + r);

@@ -313,6 +313,7 @@ def _check(
 FEATURES = {
     "": (False, False, True),
     "whole": (False, False, False),
+    "capped": (True, False, True),
     "capped windowed": (True, True, True),
     "windowed": (False, True, True),
 }
@@ -326,6 +327,7 @@ def configurations() -> Iterator[Configuration]:
             for feature, flags in FEATURES.items():
                 plain = shape.q_dtype == torch.bfloat16 and shape.page_size == 16 and shape.group == 4
                 plain &= feature != "windowed" or (shape.head_dim, shape.kv_dtype) == (128, torch.bfloat16)
+                plain &= feature != "capped" or (shape.head_dim, shape.kv_dtype) == (256, torch.bfloat16)
                 if plain or not feature:
                     yield _configuration(shape, tile, min_arch, feature, *flags)
 

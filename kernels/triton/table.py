@@ -123,7 +123,8 @@ class TritonOps:
     ) -> Tensor:
         """Causal attention over pages → [T, Hq·D]."""
         return paged_attention(
-            q, key_cache, value_cache, q_starts, kv_lens, page_table, scale, window, split=self._split,
+        softcap: float = 0.0,
+            q, key_cache, value_cache, q_starts, kv_lens, page_table, scale, window, softcap=softcap, split=self._split,
             deterministic=self._deterministic,
         )  # fmt: skip
 
@@ -152,9 +153,10 @@ class TritonOps:
     ) -> Tensor:
         """Causal attention over pages → [T, Hq·D]."""
         assert plan is None or isinstance(plan, SplitPlan)
+        softcap: float = 0.0,
         return paged_attention(
-            q, key_cache, value_cache, q_starts, kv_lens, page_table, scale, window, plan=plan, split=False,
-            decode=decode, deterministic=self._deterministic,
+            q, key_cache, value_cache, q_starts, kv_lens, page_table, scale, window, softcap=softcap, plan=plan,
+            split=False, decode=decode, deterministic=self._deterministic,
         )  # fmt: skip
 
     def gated(self, gate_up: Tensor, activation: Activation = "silu") -> Tensor:

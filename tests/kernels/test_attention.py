@@ -77,14 +77,16 @@ def make_case(seqs: list[tuple[int, int]], shape: tuple[int, int, int, int], dty
     )
 
 
-def run(ops: Ops, case: Case, window: int = 0, norms: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+def run(
+    ops: Ops, case: Case, window: int = 0, norms: bool = False, softcap: float = 0.0
+) -> tuple[Tensor, Tensor, Tensor]:
     """Attention output, and the caches after the writes."""
     keys, values, D = case.keys.clone(), case.values.clone(), case.keys.shape[3]
     norm = torch.linspace(0.5, 1.5, D) if norms else None
     q = ops.rope_and_cache(
         case.qkv, *case.heads, case.positions, case.slots, case.angles, keys, values, norm, norm, 1e-6
     )
-    out = ops.paged_attention(q, keys, values, case.q_starts, case.kv_lens, case.page_table, D**-0.5, window)
+    out = ops.paged_attention(q, keys, values, case.q_starts, case.kv_lens, case.page_table, D**-0.5, window, softcap)
     return out, keys, values
 
 
@@ -100,10 +102,10 @@ def test_agrees_with_the_reference_and_never_reads_or_writes_elsewhere(
 ) -> None:
     seqs = [(0, 1), (37, 1), (0, 50), (18, 33), (64, 1), (31, 2)]
     ops = build_variant(variant)
-    for window, norms in ((0, False), (9, True)):
+    for window, norms, softcap in ((0, False, 0.5), (9, True, 0.0)):
         case = make_case(seqs, shape, dtype)
-        out, keys, values = run(ops, case, window, norms)
-        expected, keys_too, values_too = run(reference, case, window, norms)
+        out, keys, values = run(ops, case, window, norms, softcap)
+        expected, keys_too, values_too = run(reference, case, window, norms, softcap)
         # Slots that nobody wrote are NaN in both: equality here says that nothing else was touched, and a finite result
         # that nothing else was read. Rotated keys may differ by one rounding.
         torch.testing.assert_close(keys, keys_too, equal_nan=True, atol=1e-5, rtol=float(torch.finfo(dtype).eps) * 2)
@@ -117,6 +119,7 @@ def test_agrees_with_the_reference_and_never_reads_or_writes_elsewhere(
     shape=st.sampled_from(SHAPES),
     dtype=st.sampled_from(DTYPES),
     window=st.sampled_from([0, 1, 5, 32, 40]),
+    softcap=st.sampled_from([0.0, 0.5, 50.0]),
     seed=st.integers(0, 2**31),
 )
 def test_random_batches_agree_with_the_reference(
@@ -124,14 +127,22 @@ def test_random_batches_agree_with_the_reference(
     shape: tuple[int, int, int, int],
     dtype: torch.dtype,
     window: int,
+    softcap: float,
     seed: int,
     cpu: CpuOps,
     reference: ReferenceOps,
 ) -> None:
     case = make_case(seqs, shape, dtype, seed)
-    torch.testing.assert_close(
-        run(cpu, case, window)[0], run(reference, case, window)[0], atol=CLOSE[dtype], rtol=CLOSE[dtype]
-    )
+    out, expected = (run(ops, case, window, softcap=softcap)[0] for ops in (cpu, reference))
+    torch.testing.assert_close(out, expected, atol=CLOSE[dtype], rtol=CLOSE[dtype])
+
+
+def test_a_soft_cap_bounds_scores_however_large(cpu: CpuOps, reference: ReferenceOps) -> None:
+    case = make_case([(0, 40)], SHAPES[0], torch.float32)
+    case.qkv *= 5.0
+    free, capped = run(cpu, case)[0], run(cpu, case, softcap=2.0)[0]
+    torch.testing.assert_close(capped, run(reference, case, softcap=2.0)[0], atol=1e-3, rtol=1e-4)
+    assert not torch.allclose(free, capped, atol=1.0)
 
 
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])

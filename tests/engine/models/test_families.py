@@ -9,14 +9,26 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MinistralConfig,
+    MinistralForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 
 from engine.models.registry import CausalLM
@@ -44,7 +56,19 @@ LLAMA3 = {
 }
 YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 64}
 LINEAR = {"rope_type": "linear", "rope_theta": 1000.0, "factor": 2.0}
+GEMMA3_ROPE = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 4.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1000.0, "factor": 2.0}
+
+
+def longrope(pairs: int, original: int, **more: float) -> dict[str, Any]:
+    """Rotary parameters with another divisor for each of `pairs` frequencies, another list of them over `original`."""
+    short, long = [1.0 + 0.1 * i for i in range(pairs)], [1.5 + 0.7 * i for i in range(pairs)]
+    return {"rope_type": "longrope", "rope_theta": 500.0, "short_factor": short, "long_factor": long,
+            "original_max_position_embeddings": original, **more}  # fmt: skip
+
 
 CASES: dict[str, tuple[Any, Any]] = {
     "llama": (LlamaForCausalLM, LlamaConfig(**SMALL)),
@@ -67,6 +91,59 @@ CASES: dict[str, tuple[Any, Any]] = {
         Qwen2Config(**SMALL, use_sliding_window=True, sliding_window=9, max_window_layers=1),
     ),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config(**SMALL, head_dim=24)),
+    "gemma2": (
+        Gemma2ForCausalLM,
+        Gemma2Config(
+            **{**SMALL, "tie_word_embeddings": True},
+            head_dim=24,
+            sliding_window=9,
+            query_pre_attn_scalar=20,
+            attn_logit_softcapping=2.0,
+            final_logit_softcapping=5.0,
+        ),
+    ),
+    "gemma3": (
+        Gemma3ForCausalLM,
+        Gemma3TextConfig(
+            **{**SMALL, "num_hidden_layers": 4},
+            head_dim=24,
+            sliding_window=9,
+            query_pre_attn_scalar=20,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+            rope_parameters=GEMMA3_ROPE,
+        ),
+    ),
+    "phi3": (Phi3ForCausalLM, Phi3Config(**SMALL, sliding_window=9)),
+    "phi3-long": (Phi3ForCausalLM, Phi3Config(**SMALL, rope_parameters=longrope(8, 32))),
+    "phi3-short": (
+        Phi3ForCausalLM,
+        Phi3Config(**{**SMALL, "max_position_embeddings": 128}, rope_parameters=longrope(8, 128)),
+    ),
+    "phi4-partial": (Phi3ForCausalLM, Phi3Config(**SMALL, rope_parameters=longrope(6, 32, partial_rotary_factor=0.75))),
+    "granite": (
+        GraniteForCausalLM,
+        GraniteConfig(
+            **{**SMALL, "tie_word_embeddings": True},
+            embedding_multiplier=12.0,
+            residual_multiplier=0.22,
+            attention_multiplier=0.1,
+            logits_scaling=8.0,
+            rms_norm_eps=1e-2,
+        ),
+    ),
+    "smollm3": (
+        SmolLM3ForCausalLM,
+        SmolLM3Config(**{**SMALL, "tie_word_embeddings": True}, no_rope_layer_interval=2, attention_bias=True),
+    ),
+    "ministral": (
+        MinistralForCausalLM,
+        MinistralConfig(
+            **SMALL,
+            head_dim=24,
+            sliding_window=9,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        ),
+    ),
     "qwen3-biases": (Qwen3ForCausalLM, Qwen3Config(**SMALL, head_dim=16, attention_bias=True)),
 }
 PROMPT = [1, *torch.randint(3, 157, (38,), generator=torch.Generator().manual_seed(4)).tolist()]
@@ -80,7 +157,7 @@ def make(name: str, folder: Path) -> Any:
     model.eval()
     with torch.no_grad():
         for key, value in model.named_parameters():
-            value.normal_(1.0 if "norm" in key else 0.0, 0.2)
+            value.normal_(1.0 if "norm" in key and "gemma" not in name else 0.0, 0.2)
     model.generation_config.eos_token_id = None
     model.save_pretrained(folder)
     return model
