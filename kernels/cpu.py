@@ -189,11 +189,11 @@ class CpuOps:
         page_table: Tensor,
         scale: float,
         window: int = 0,
+        softcap: float = 0.0,
     ) -> Tensor:
         """Causal attention over pages → [T, Hq·D]. Raises IndexError or ValueError before a foreign page is read."""
         tokens, num_q_heads, head_dim = q.shape
         pages, page_size, cache_dim, kind = cache_shape(key_cache, value_cache, key_cache.shape[1])
-        softcap: float = 0.0,
         seqs = kv_lens.shape[0]
         if cache_dim != head_dim or num_q_heads % key_cache.shape[1]:
             raise ValueError(f"q {list(q.shape)} does not fit a cache of {list(key_cache.shape)}")
@@ -205,11 +205,11 @@ class CpuOps:
             int_address(page_table),
             out.data_ptr(), tokens, pages,
             seqs, page_table.shape[1], num_q_heads, key_cache.shape[1], head_dim, page_size, kind, window, scale,
+            softcap,
         )  # fmt: skip
         self.call(self.library.hr_attention, ctypes.addressof(args))
         return out
 
-            softcap,
     def gated(self, gate_up: Tensor, activation: Activation = "silu") -> Tensor:
         """activation(first half) · second half."""
         if activation not in ("silu", "gelu_tanh"):

@@ -166,8 +166,8 @@ class Ops(Protocol):
         page_table: Tensor,
         scale: float,
         window: int = 0,
-    ) -> Tensor:
         softcap: float = 0.0,
+    ) -> Tensor:
         """Causal attention of packed queries over paged keys: decode, chunked prefill and mixed batches in one call.
 
         q [T, Hq, D]; q_starts int32 [S + 1]; kv_lens int32 [S]; page_table int32 [S, P]. Query j of sequence s stands
@@ -206,8 +206,8 @@ class PlannedAttention(Protocol):
         plan: object,
         *,
         decode: bool,
-    ) -> Tensor:
         softcap: float = 0.0,
+    ) -> Tensor:
         """`Ops.paged_attention` with the plan of its step and window."""
         ...
 

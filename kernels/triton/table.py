@@ -120,10 +120,10 @@ class TritonOps:
         page_table: Tensor,
         scale: float,
         window: int = 0,
+        softcap: float = 0.0,
     ) -> Tensor:
         """Causal attention over pages → [T, Hq·D]."""
         return paged_attention(
-        softcap: float = 0.0,
             q, key_cache, value_cache, q_starts, kv_lens, page_table, scale, window, softcap=softcap, split=self._split,
             deterministic=self._deterministic,
         )  # fmt: skip
@@ -150,10 +150,10 @@ class TritonOps:
         plan: object,
         *,
         decode: bool,
+        softcap: float = 0.0,
     ) -> Tensor:
         """Causal attention over pages → [T, Hq·D]."""
         assert plan is None or isinstance(plan, SplitPlan)
-        softcap: float = 0.0,
         return paged_attention(
             q, key_cache, value_cache, q_starts, kv_lens, page_table, scale, window, softcap=softcap, plan=plan,
             split=False, decode=decode, deterministic=self._deterministic,
