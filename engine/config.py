@@ -98,6 +98,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     are that anyway; on a GPU it costs speed (fixed tiles, no split keys, matrix products of a fixed number of rows),
     and without it they are the same bits only where steps fall into the same bucket.
     """
+    speculate: Literal["off", "lookup"] = "off"
+    """Guess next tokens and check several in one step: lookup guesses that a text goes on as it did after the same
+    words before. Tokens are the same as without; a request whose guesses do not pay runs without them. Steps with
+    guesses do not overlap.
+    """
+    speculate_tokens: int = 8
+    """Most tokens that are guessed for a request in one step."""
     prefix_cache: bool = True
     """Reuse the KV pages of equal prompt prefixes within one tenant."""
     threads: int = 0

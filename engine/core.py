@@ -28,15 +28,17 @@ from engine.config import EngineConfig
 from engine.device import CpuDevice, Device, DeviceLostError
 from engine.ended import EndedRequests
 from engine.first_token import FirstTokens
+from engine.gauges import snapshot
+from engine.intake import Intake, UnfitError
 from engine.kv_cache import BlockPool
 from engine.metrics import EngineMetrics
-from engine.monitor import MONITOR
 from engine.pacing import Pacer
-from engine.request import Request, RequestError
+from engine.request import Draft, Request, RequestError
 from engine.runner import Flight, Runner
 from engine.sampler import BROKEN, Sampled
 from engine.scheduler import Applied, Limits, Scheduler, decide
 from engine.sizing import Shape, free_host_bytes, plan_kv
+from engine.speculative import Guesser, Speculation, most_sequences, standing
 from engine.steps import make_steps
 from engine.watchdog import InFlight
 from engine.wire import (
@@ -93,7 +95,9 @@ class EngineCore:
         draw_seed: Callable[[], int] = lambda: secrets.randbits(63),
         device: Device | None = None,
         free_bytes: int | None = None,
+        guesser: Callable[[Request], Guesser] | None = None,
     ) -> None:
+        """guesser: what guesses the tokens of requests in place of a lookup."""
         shape = model.config
         device = device or CpuDevice()
         plan = plan_kv(
@@ -145,49 +149,38 @@ class EngineCore:
             vocab_size=shape.vocab_size,
             max_running=max_running,
             max_context=plan.max_context,
+            max_seqs=most_sequences(config, max_running),
         )
         self.steps = steps
-        self._device = device
+        self.model, self.device = model, device
         self._lost: DeviceLostError | None = None
         self._runner = Runner(steps, device, max_running, plan.page_size)
         self._flights: deque[Flight] = deque()
         self._ahead = int(config.overlap and device.asynchronous and steps.overlaps)
+        self._speculation = None
+        if config.speculate != "off":
+            self._speculation = Speculation(
+                self._scheduler, tokens=config.speculate_tokens, rows=steps.largest.max_seqs, guesser=guesser
+            )
         self._pacer = Pacer(self._first_tokens.times) if config.just_in_time and self._ahead else None
+        self._intake = Intake(shape.vocab_size, plan.max_context, steps.max_edits, shape.eos_token_ids)
         self._live: dict[str, Request] = {}
-        self._ended = EndedRequests(config.usage_retention_s)
+        self.ended = EndedRequests(config.usage_retention_s)
         self._arrivals = 0
         self._outbox: list[Progress] = []
 
     def submit(self, submit: Submit) -> Refused | None:
         """Queue a sequence; None: accepted. A known request_id, running or ended, is accepted and changes nothing."""
         request_id, params = submit.request_id, submit.params
-        if request_id in self._live or request_id in self._ended:
+        if request_id in self._live or request_id in self.ended:
             return None
-        prompt = array("i")
-        if not submit.prompt or len(submit.prompt) % prompt.itemsize:
-            return self._refuse(request_id, "invalid", "prompt must be one or more int32 token ids")
-        prompt.frombytes(submit.prompt)
-        if min(prompt) < 0 or max(prompt) >= self.vocab_size:
-            bad = next(token for token in prompt if not 0 <= token < self.vocab_size)
-            text = f"prompt token id {bad} is outside the vocabulary of {self.vocab_size}"
-            return self._refuse(request_id, "invalid", text)
         try:
-            params.verify(self.vocab_size)
-        except ValueError as error:
-            return self._refuse(request_id, "invalid", str(error))
-        if len(prompt) >= self.max_context:
-            text = (
-                f"prompt of {len(prompt)} tokens + max_tokens {params.max_tokens} is over the context of"
-                f" {self.max_context} tokens; a prompt may have at most {self.max_context - 1}"
-            )
-            return self._refuse(request_id, "too_long", text)
+            prompt = self._intake.read(submit)
+        except UnfitError as unfit:
+            return self._refuse(request_id, unfit.code, str(unfit))
         if len(self._live) >= self._limits.max_running + self.config.max_queued:
             text = f"{len(self._live)} requests run or wait; the queue holds {self.config.max_queued}"
             return self._refuse(request_id, "queue_full", text)
-        edits = len(params.logit_bias) + len(params.stop_token_ids) + len(self._eos_ids)
-        if self.steps.max_edits is not None and edits > self.steps.max_edits:
-            text = f"logit_bias has room for {self.steps.max_edits} tokens, those that end an answer included"
-            return self._refuse(request_id, "invalid", text)
         request = Request(
             request_id,
             prompt,
@@ -220,7 +213,7 @@ class EngineCore:
         if request is not None:
             self._end(request, "abort")
             return
-        ended = self._ended.usage(request_id)
+        ended = self.ended.usage(request_id)
         counters = ended.counters if ended else Counters()
         self._outbox.append(Progress(request_id=request_id, counters=counters, finish_reason="abort"))
 
@@ -236,6 +229,8 @@ class EngineCore:
         if self._early():
             said, self._outbox = self._outbox, []
             return said
+        while self._flights and self._speculation is not None and self._speculation.waits:
+            self._collect(self._flights.popleft())
         launched = bool(self._live) and self._launch()
         if self._flights and (len(self._flights) > self._ahead or not launched):
             self._collect(self._flights.popleft())
@@ -256,13 +251,16 @@ class EngineCore:
     def _launch(self) -> bool:
         """Decide, prepare and launch a step; False where all that is left to compute is on its way."""
         started = self._clock()
-        self._ended.forget(started)
+        self.ended.forget(started)
         applied = self._scheduler.apply(decide(self._scheduler.view(), self._limits, self._first_tokens.pace))
         if not applied.work:
             if not self._flights:
                 raise RequestError(f"{len(self._live)} requests live, but none can be scheduled")
             return False
-        flight = self._runner.prepare(applied)
+        drafts: list[Draft] = []
+        if self._speculation is not None:
+            drafts = self._speculation.draft(applied.work, self._first_tokens.pace)
+        flight = self._runner.prepare(applied, drafts)
         flight.started = started
         self._count(applied, flight.packed.tokens, started)
         try:
@@ -281,7 +279,7 @@ class EngineCore:
         for (request, _), epoch in zip(flight.work, flight.epochs, strict=True):
             if request.epoch == epoch:
                 self._end(request, "error", error=f"the model failed: {type(error).__name__}: {error}")
-        if self._device.lost(error):
+        if self.device.lost(error):
             self._lost = DeviceLostError(f"the device is lost: {error}")
 
     def _count(self, applied: Applied, tokens: int, now: float) -> None:
@@ -318,7 +316,8 @@ class EngineCore:
         metrics, say, logprobs = self.metrics, self._outbox.append, sampled.logprobs
         raw = array("i", sampled.tokens).tobytes()
         at = 0
-        for request, epoch, token in zip(flight.sampling, flight.sampling_epochs, sampled.tokens, strict=True):
+        chosen = sampled.tokens[: len(flight.sampling_epochs)] if flight.drafts else sampled.tokens
+        for request, epoch, token in zip(flight.sampling, flight.sampling_epochs, chosen, strict=True):
             at += 4
             if request.epoch != epoch:
                 continue
@@ -340,8 +339,47 @@ class EngineCore:
             elif known == request.limit:
                 self._end(request, "length", token=token, logprobs=entry)
             else:
-                counters = Counters(prompt_len, request.prompt_cached, known - prompt_len, True)
+                counters = Counters(
+                    prompt_len, request.prompt_cached, known - prompt_len, True, request.accepted, request.rejected
+                )
                 say(Progress(request_id=request.request_id, tokens=raw[at - 4 : at], logprobs=entry, counters=counters))
+        if flight.drafts:
+            self._verify(flight, sampled)
+
+    def _verify(self, flight: Flight, sampled: Sampled) -> None:
+        """Give requests the tokens that were chosen behind right guesses."""
+        at = len(flight.sampling_epochs)
+        for request, guesses, epoch in flight.drafts:
+            first, at = at, at + len(guesses)
+            if request.epoch != epoch:
+                self.metrics.rejected_tokens += len(guesses)
+                continue
+            stands = standing(request, guesses, sampled.tokens[first:at])
+            self.metrics.accepted_tokens += stands
+            self.metrics.rejected_tokens += len(guesses) - stands
+            request.rejected += len(guesses) - stands
+            self._runner.accept(request.row, stands)
+            for row in range(first, first + stands):
+                request.accepted += 1
+                self._give(request, sampled.tokens[row], sampled.logprobs.get(row))
+
+    def _give(self, request: Request, token: int, logprobs: TokenLogprobs | None) -> None:
+        """Give a request the token that was chosen behind its last one, which had been guessed."""
+        if token == BROKEN:
+            self._end(request, "error", error="the model's logits are not finite")
+            return
+        known = request.accept(token)
+        self.metrics.completion_tokens += 1
+        self._scheduler.computed(request, request.computed)
+        entry = None if logprobs is None else [logprobs]
+        if token in request.stops:
+            request.stop_token = token
+            self._end(request, "stop", token=token, logprobs=entry)
+        elif known == request.limit:
+            self._end(request, "length", token=token, logprobs=entry)
+        else:
+            new, counters = token.to_bytes(4, "little"), request.counters
+            self._outbox.append(Progress(request_id=request.request_id, tokens=new, logprobs=entry, counters=counters))
 
     def _end(
         self,
@@ -359,7 +397,7 @@ class EngineCore:
         self._scheduler.finish(request, reason)
         del self._live[request.request_id]
         counters = request.counters
-        self._ended.remember(request.request_id, counters, reason, now)
+        self.ended.remember(request.request_id, counters, reason, now)
         self.metrics.finished[reason] = self.metrics.finished.get(reason, 0) + 1
         self._outbox.append(
             Progress(
@@ -379,38 +417,18 @@ class EngineCore:
 
     def usage(self, request_ids: Iterable[str]) -> dict[str, Usage]:
         """Counters of those requests that are known: live, or ended within the retention."""
-        self._ended.forget(self._clock())
+        self.ended.forget(self._clock())
         known: dict[str, Usage] = {}
         for request_id in request_ids:
             if request_id in self._live:
                 known[request_id] = Usage(self._live[request_id].counters, None)
-            elif (ended := self._ended.usage(request_id)) is not None:
+            elif (ended := self.ended.usage(request_id)) is not None:
                 known[request_id] = ended
         return known
 
     def snapshot(self, query_id: int = 0) -> Snapshot:
         """Queues and gauges now."""
-        running, waiting = self._scheduler.running, self._scheduler.waiting
-        queued = sum(len(request.tokens) for request in waiting)
-        queued += sum(pending for request in running if (pending := len(request.tokens) - request.computed) > 1)
-        return Snapshot(
-            query_id=query_id,
-            epoch=self.epoch,
-            running=len(running),
-            waiting=len(waiting),
-            queued_tokens=queued,
-            kv_pages_total=self._pool.num_pages,
-            kv_pages_used=self._pool.owned,
-            kv_pages_cached=self._pool.cached,
-            steps=self.metrics.steps,
-            preemptions=self.metrics.preemptions,
-            prompt_tokens=self.metrics.prompt_tokens,
-            cached_tokens=self.metrics.cached_tokens,
-            completion_tokens=self.metrics.completion_tokens,
-            last_step_ms=self.metrics.last_step_ms,
-            late_compilations=MONITOR.late,
-            wait_ms=self._first_tokens.wait_s() * 1e3,
-        )
+        return snapshot(query_id, self.epoch, self._scheduler, self.metrics, self._first_tokens.wait_s())
 
     def check(self) -> None:
         """Prove pages, rows and queues consistent. Raises KVCacheError or RequestError naming what is wrong."""
@@ -418,7 +436,7 @@ class EngineCore:
         queued = {request.request_id for request in (*self._scheduler.running, *self._scheduler.waiting)}
         if queued != set(self._live):
             raise RequestError(f"live requests and queues differ: {sorted(queued ^ set(self._live))[:8]}")
-        if any(request_id in self._ended for request_id in self._live):
+        if any(request_id in self.ended for request_id in self._live):
             raise RequestError("a request is both live and ended")
 
     @classmethod

@@ -6,8 +6,8 @@ from collections import OrderedDict
 
 from engine.wire import Counters, FinishReason, Usage
 
-Ended = tuple[float, int, int, int, bool, FinishReason]
-"""When a request ended, its four counters and how. A tuple of plain values, which the garbage collector need not
+Ended = tuple[float, FinishReason, int, int, int, bool, int, int]
+"""When a request ended, how, and its counters. A tuple of plain values, which the garbage collector need not
 visit."""
 
 
@@ -26,17 +26,19 @@ class EndedRequests:
         """A request has ended."""
         self._ended[request_id] = (
             now,
+            reason,
             counters.prompt,
             counters.cached,
             counters.completion,
             counters.started,
-            reason,
+            counters.accepted,
+            counters.rejected,
         )
 
     def usage(self, request_id: str) -> Usage | None:
         """Its final counts, if they are known."""
         ended = self._ended.get(request_id)
-        return None if ended is None else Usage(Counters(*ended[1:5]), ended[5])
+        return None if ended is None else Usage(Counters(*ended[2:]), ended[1])
 
     def forget(self, now: float) -> None:
         """Drop what is older than the retention."""

@@ -38,14 +38,17 @@ class ExactSteps:
         max_running: int,
         step_tokens: int,
         max_context: int,
+        max_seqs: int = 0,
     ) -> None:
+        """max_seqs: most sequences of a step, if they are more than the rows."""
         self._model = model
         self._kv = kv
         self._sampler = sampler
         self._page_size = kv.page_size
         self._tokens: Int32s = np.zeros((max_running, max_context), dtype=np.int32)
         self._pages: Int32s = np.zeros((max_running, -(-max_context // kv.page_size)), dtype=np.int32)
-        self._layout = StepLayout(max_running, step_tokens, 2 * max_running + -(-step_tokens // kv.page_size))
+        seqs = max(max_seqs, max_running)
+        self._layout = StepLayout(seqs, step_tokens, 2 * seqs + -(-step_tokens // kv.page_size))
 
     @property
     def largest(self) -> StepLayout:

@@ -82,6 +82,8 @@ def total(counters: Sequence[Counters]) -> Counters:
         cached=min((c.cached for c in counters if c.started), default=0),
         completion=sum(c.completion for c in counters),
         started=any(c.started for c in counters),
+        accepted=sum(c.accepted for c in counters),
+        rejected=sum(c.rejected for c in counters),
     )
 
 

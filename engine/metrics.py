@@ -53,6 +53,10 @@ class EngineMetrics:
     computed_tokens: int = 0
     """tokens that went through the model, recomputation included"""
     completion_tokens: int = 0
+    accepted_tokens: int = 0
+    """of these, guessed before and accepted"""
+    rejected_tokens: int = 0
+    """guesses that were computed and dropped"""
     finished: dict[str, int] = field(default_factory=dict)
     """finish reason → requests"""
     refused: dict[str, int] = field(default_factory=dict)

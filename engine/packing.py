@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from engine.request import Request, Work
+from engine.request import Draft, Request, Work
 from kernels.step_layout import CARRIED, PAGES, SEQS, StepLayout
 
 Int32s = npt.NDArray[np.int32]
@@ -54,7 +54,8 @@ class Packed:
     sampling: list[Request]
     """Requests that get a token, in the order of the rows of logits"""
     lens: Int32s
-    """Tokens of each sequence that are computed afterwards"""
+    """Tokens of each sequence that are computed afterwards; behind those of the work the guesses', one by one, each of
+    which is a sequence and has a row of logits"""
     landmarks: list[int]
     """Places in the work of sequences that fill a page, or of which the device knew nothing before"""
     same: bool
@@ -108,11 +109,17 @@ class StepPacker:
         self._expected[row] = -1
         self._last = None
 
-    def pack(self, work: list[Work]) -> Packed:
+    def accept(self, row: int, tokens: int) -> None:
+        """So many guesses of a row stood: the device has the token after them."""
+        self._expected[row] += tokens
+
+    def pack(self, work: list[Work], drafts: Sequence[Draft] = ()) -> Packed:
         """Pack a step whose requests have been scheduled. The buffer may be filled again after two further steps."""
         last = self._last
-        if last is not None and work == last.work:
+        if last is not None and not drafts and work == last.work:
             return self._next(last)
+        if drafts:
+            return self._speculative(work, drafts)
         seqs = len(work)
         rows = np.array([request.row for request, _ in work], dtype=np.int32)
         lens = np.array([request.scheduled for request, _ in work], dtype=np.int32)
@@ -179,6 +186,45 @@ class StepPacker:
             _put(updates, last.layout, buffer.array)
         last.landmarks = (lens % self._page_size == 0).nonzero()[0].tolist()
         return Packed(last.layout, buffer, [], seqs, seqs, last.sampling, lens, last.landmarks, True)
+
+    def _speculative(self, work: list[Work], drafts: Sequence[Draft]) -> Packed:
+        """A step with guesses: each is a sequence of its own, behind those of the work, of one token that the buffer
+        carries, in the row of its request."""
+        base, row_of = len(work), {request.row: s for s, (request, _) in enumerate(work)}
+        owners = [row_of[draft.request.row] for draft in drafts for _ in draft.tokens]
+        guesses = np.array([token for draft in drafts for token in draft.tokens], dtype=np.int32)
+        beyond = np.array([i for draft in drafts for i in range(1, len(draft.tokens) + 1)], dtype=np.int32)
+        rows = np.array([request.row for request, _ in work], dtype=np.int32)
+        lens = np.array([request.scheduled for request, _ in work], dtype=np.int32)
+        counts = np.array([count for _, count in work], dtype=np.int32)
+        sampling = [s for s, (request, _) in enumerate(work) if request.scheduled == len(request.tokens)]
+        all_lens = np.concatenate((lens, lens[owners] + beyond))
+        all_counts = np.concatenate((counts, np.ones_like(beyond)))
+        ends = all_counts.cumsum(dtype=np.int32)
+        seqs, tokens, logits = len(ends), int(ends[-1]), len(sampling) + len(guesses)
+        layout = self._bucket(tokens, seqs, logits)
+        turn = self._turn
+        self._turn = (turn + 1) % SLOTS
+        array = self._slots[turn].array
+        described, carried = layout.seqs_of(array), layout.tokens_of(array)
+        described[0, :seqs] = np.concatenate((rows, rows[owners]))
+        np.subtract(ends, all_counts, out=described[1, :seqs])
+        np.subtract(all_lens, all_counts, out=described[2, :seqs])
+        described[3, :base] = -1
+        relayed = self._expected[rows] == lens - counts
+        known = self._carry(work, np.flatnonzero(~relayed).tolist(), described[3], carried)
+        described[3, base:seqs] = np.arange(known, known + len(guesses))
+        carried[known : known + len(guesses)] = guesses
+        layout.logits_of(array)[:logits] = [*sampling, *range(base, seqs)]
+        self._expected[rows[sampling]] = lens[sampling]
+        reach = lens.copy()
+        np.maximum.at(reach, owners, all_lens[base:])
+        updates, before = self._pages(work, rows, reach, layout, array, turn)
+        array[SEQS : CARRIED + 1] = seqs, tokens, logits, updates, known + len(guesses)
+        landmarks = np.flatnonzero(~relayed | (counts > 1) | (lens % self._page_size == 0)).tolist()
+        self._last = None
+        chosen = [work[s].request for s in [*sampling, *owners]]
+        return Packed(layout, self._slots[turn], before, tokens, seqs, chosen, all_lens, landmarks, False)
 
     def _carry(self, work: Sequence[Work], which: list[int], sources: Int32s, into: Int32s) -> int:
         """Copy the tokens of these sequences into the buffer; returns how many."""

@@ -56,23 +56,25 @@ class PaddedSteps:
         step_tokens: int,
         max_context: int,
         place: str,
+        max_seqs: int = 0,
     ) -> None:
-        """place: torch's device of everything."""
+        """place: torch's device of everything. max_seqs: most sequences of a step, if they are more than the rows."""
         self._model = model
         self.kv = kv
         self._choice = choice
         self._graphs = graphs
         self._gather = step_inputs
         self._page_size = kv.page_size
-        self.buckets = Buckets(max_running=max_running, step_tokens=step_tokens, page_size=kv.page_size)
+        seqs = max(max_seqs, max_running)
+        self.buckets = Buckets(max_running=seqs, step_tokens=step_tokens, page_size=kv.page_size)
         pages = -(-max_context // kv.page_size)
         self._tokens = torch.zeros(max_running, max_context, dtype=torch.int32, device=place)
         self._pages = torch.zeros(max_running, pages, dtype=torch.int32, device=place)
         self._buffer = torch.zeros(self.largest.size, dtype=torch.int32, device=place)
         self._inputs = StepInputs.allocate(self.largest, pages, place)
-        self._out = torch.zeros(max_running, dtype=torch.int32, device=place)
+        self._out = torch.zeros(seqs, dtype=torch.int32, device=place)
         with torch.inference_mode():
-            self._hidden = self._probe(max_running)
+            self._hidden = self._probe(seqs)
             self._capture()
 
     @property

@@ -15,11 +15,14 @@ from __future__ import annotations
 from array import array
 from enum import Enum
 from itertools import pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from engine.kv_cache import PrefixKeys
 from engine.sampling_params import SamplingParams
 from engine.wire import Counters, FinishReason
+
+if TYPE_CHECKING:
+    from engine.speculative import Guesser
 
 
 class RequestState(Enum):
@@ -44,6 +47,7 @@ class Request:
     """
 
     __slots__ = (
+        "accepted",
         "ahead",
         "arrival",
         "cached",
@@ -51,6 +55,7 @@ class Request:
         "eos_ids",
         "epoch",
         "finish_reason",
+        "guesser",
         "keys",
         "limit",
         "next",
@@ -62,6 +67,7 @@ class Request:
         "published",
         "queued_at",
         "rank",
+        "rejected",
         "request_id",
         "rest",
         "row",
@@ -112,6 +118,11 @@ class Request:
         self.prompt_cached = 0
         """prompt tokens taken from the prefix cache at the first admission: what the customer is told and billed"""
         self.started = False
+        self.guesser: Guesser | None = None
+        """guesses its next tokens; None before anybody asked"""
+        self.accepted = 0
+        self.rejected = 0
+        """guesses that were computed, and stood or were dropped"""
         self.keys = PrefixKeys(salt)
         self.published = 0
         """pages of this table, from the front, that are in the prefix index (or that an equal page stands for)"""
@@ -133,7 +144,7 @@ class Request:
     @property
     def counters(self) -> Counters:
         """Cumulative counts as the sender sees them."""
-        return Counters(self.prompt_len, self.prompt_cached, self.generated, self.started)
+        return Counters(self.prompt_len, self.prompt_cached, self.generated, self.started, self.accepted, self.rejected)
 
     def admit(self, row: int, pages: list[int], hits: int, hit_tokens: int, parent_uid: int) -> None:
         """Enter the running set on device row `row` with pages for every known token.
@@ -173,6 +184,14 @@ class Request:
         self.tokens[known] = token
         self.ahead -= 1
         return known + 1
+
+    def accept(self, token: int) -> int:
+        """The guess after the last token stood: it has been computed, and `token` was chosen after it. Returns the
+        number of known tokens."""
+        self.scheduled += 1
+        self.computed = self.scheduled
+        self.tokens.append(token)
+        return len(self.tokens)
 
     def preempt(self) -> list[int]:
         """Give up the device state and go back to wait; generated tokens are kept. Returns the pages to release."""
@@ -226,3 +245,12 @@ class Work(NamedTuple):
 
     request: Request
     tokens: int
+
+
+class Draft(NamedTuple):
+    """Guesses of a decode's next tokens, computed behind the token that its step computes anyway."""
+
+    request: Request
+    tokens: list[int]
+    epoch: int
+    """the request's when they were made"""

@@ -16,7 +16,7 @@ import torch
 
 from engine.device import Device, Pending, Result
 from engine.packing import Packed, StepPacker
-from engine.request import Request, Work
+from engine.request import Draft, Request, Work
 from engine.sampler import Sampled, plain
 from engine.scheduler import Applied, shape_of
 from engine.step_time import StepShape
@@ -42,6 +42,8 @@ class Flight:
     """rows that got a new owner, with what choosing its tokens needs; None for a plain one"""
     kind: int
     """what choosing the tokens takes: PLAIN, SAMPLED or LOGPROBS"""
+    drafts: Sequence[Draft] = ()
+    """guesses that are computed as well: their choices follow those of the others, in this order"""
     sampled: Sampled | None = None
     """what the host's sampler chose"""
     pending: Pending | None = None
@@ -51,6 +53,8 @@ class Flight:
     @property
     def sampling(self) -> list[Request]:
         """Requests that get a token."""
+        if self.drafts:
+            return self.packed.sampling[: len(self.sampling_epochs)]
         return self.packed.sampling
 
 
@@ -117,7 +121,7 @@ class Runner:
         )
         self._asks = [PLAIN] * self.rows
 
-    def prepare(self, applied: Applied) -> Flight:
+    def prepare(self, applied: Applied, drafts: Sequence[Draft] = ()) -> Flight:
         """Pack the step and count its tokens as on their way. At least one request takes part."""
         admitted: list[tuple[int, object | None]] = []
         for request in applied.admitted:
@@ -126,8 +130,9 @@ class Runner:
             self._asks[request.row] = asks
             admitted.append((request.row, None if asks == PLAIN else self.steps.state(request)))
         work = applied.work
-        packed = self._packer.pack(work)
-        sampling = packed.sampling
+        packed = self._packer.pack(work, drafts)
+        guesses = sum(len(draft.tokens) for draft in drafts) if drafts else 0
+        sampling = packed.sampling[:-guesses] if guesses else packed.sampling
         last = self._last
         if packed.same and last is not None:
             epochs, sampling_epochs, kind = last.epochs, last.sampling_epochs, last.kind
@@ -139,14 +144,22 @@ class Runner:
             shape = StepShape(packed.seqs, packed.seqs, int(packed.lens.sum()), 0)
         else:
             shape = shape_of(work)
+            if guesses:
+                requests, tokens, context, pairs = shape
+                context += int(packed.lens[len(work) :].sum())
+                shape = StepShape(requests + guesses, tokens + guesses, context, pairs)
         # For hundreds in a step: as dispatch() does, and expect() of those that get a token
         for request, _ in work:
             request.computed = request.scheduled
         for request in sampling:
             request.tokens.append(0)
             request.ahead += 1
-        flight = self._last = Flight(work, epochs, sampling_epochs, packed, shape, admitted, kind)
+        flight = self._last = Flight(work, epochs, sampling_epochs, packed, shape, admitted, kind, drafts)
         return flight
+
+    def accept(self, row: int, tokens: int) -> None:
+        """So many guesses of a row stood."""
+        self._packer.accept(row, tokens)
 
     def launch(self, flight: Flight) -> None:
         """Give the step to the device. Raises what the model raises, here or in `collect`."""

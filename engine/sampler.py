@@ -191,6 +191,8 @@ class Sampler:
         values: npt.NDArray[np.float32] = (logits if logits.device.type == "cpu" else logits.cpu()).numpy()
         if not self._asking or not any(states := [self._states[row] for row in rows]):
             best = argmax_rows(values)
+            if len(best) > len(self._arange):
+                self._arange = np.arange(len(best))
             finite = np.isfinite(values[self._arange[: len(best)], best])
             if not finite.all():
                 best = np.where(finite, best, BROKEN)

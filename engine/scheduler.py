@@ -257,6 +257,17 @@ class Scheduler:
         self._planned.append(work)
         return Applied(work, [admission.request for admission in decision.admit], preempted)
 
+    def extend(self, request: Request, tokens: int) -> int:
+        """Give a running request pages for more tokens than it has, as far as there are some above the watermark;
+        returns for how many."""
+        page_size = self.limits.page_size
+        known, held = len(request.tokens), len(request.pages)
+        wanted = -(-(known + tokens) // page_size) - held
+        taken = max(0, min(wanted, self.pool.available - self.limits.watermark))
+        if taken:
+            request.pages += self.pool.allocate(taken)
+        return min(tokens, (held + taken) * page_size - known)
+
     def _admit(self, admission: Admission) -> Work:
         request, match, count = admission
         hits = len(match.pages)

@@ -38,6 +38,10 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Tokens drawn are below this."""
     cached: int = 0
     """Prompt tokens reported as prefix-cache hits, at most all but one."""
+    accepted: int = 0
+    """Tokens of an answer reported as guessed before, at most all but the first."""
+    rejected: int = 0
+    """Guesses reported as dropped."""
     max_context: int = 8192
     """Most tokens of prompt and answer together."""
     kv_tokens: int = 65_536
@@ -97,6 +101,7 @@ class ScriptedCore:
         self.stalled = False
         self.must_die = False
         self.hangs = False
+        self.asleep = False
         self._clock = clock
         self._live: dict[str, _Stream] = {}
         self._running = 0
@@ -220,6 +225,10 @@ class ScriptedCore:
             last_step_ms=0.0,
         )
 
+    def rest(self, asleep: bool) -> None:
+        """Nothing is in memory that could be given back."""
+        self.asleep = asleep
+
     def resume(self) -> None:
         """End a stall for good."""
         self.script = msgspec.structs.replace(self.script, stall_after_tokens=0)
@@ -261,7 +270,9 @@ class ScriptedCore:
             stop_token, last, stream.finish = token, True, "stop"
         stream.said = index + 1
         before = stream.counters
-        stream.counters = Counters(prompt=before.prompt, cached=before.cached, completion=index + 1, started=True)
+        stream.counters = Counters(
+            before.prompt, before.cached, index + 1, True, min(script.accepted, index), script.rejected
+        )
         self._add(completion=1)
         tokens = pack_tokens((token,))
         if last:

@@ -24,8 +24,10 @@ def make_steps(
     vocab_size: int,
     max_running: int,
     max_context: int,
+    max_seqs: int = 0,
 ) -> Steps:
-    """The steps of an engine; records its graphs. Raises ValueError for settings that the kernels do not allow."""
+    """The steps of an engine; records its graphs. max_seqs: most sequences of a step, if more than max_running.
+    Raises ValueError for settings that the kernels do not allow."""
     on_gpu = device.name != "cpu"
     if not on_gpu and config.graphs != "on":
         return ExactSteps(
@@ -35,11 +37,12 @@ def make_steps(
             max_running=max_running,
             step_tokens=config.step_tokens,
             max_context=max_context,
+            max_seqs=max_seqs,
         )
     if not isinstance(model, SplitModel) or (ops is not None and ops.name == "cpu"):
         raise ValueError("graphs need kernels that take padding: triton, or reference on a CPU, not the native ones")
     if not on_gpu:
-        return _padded(config, model, ops, kv, EagerGraphs(), "cpu", vocab_size, max_running, max_context)
+        return _padded(config, model, ops, kv, EagerGraphs(), "cpu", vocab_size, max_running, max_context, max_seqs)
     from engine.cuda import CudaDevice
 
     assert isinstance(device, CudaDevice)
@@ -48,7 +51,7 @@ def make_steps(
         raise ValueError("graphs on a GPU need the triton kernels: the others look at numbers on the host")
     with device.building():
         graphs = CudaGraphs(device.stream) if on_triton and config.graphs != "off" else EagerGraphs()
-        return _padded(config, model, ops, kv, graphs, device.name, vocab_size, max_running, max_context)
+        return _padded(config, model, ops, kv, graphs, device.name, vocab_size, max_running, max_context, max_seqs)
 
 
 def _padded(
@@ -61,6 +64,7 @@ def _padded(
     vocab_size: int,
     max_running: int,
     max_context: int,
+    max_seqs: int,
 ) -> PaddedSteps:
     on_triton = ops is not None and ops.name == "triton"
     choice: Choice
@@ -78,6 +82,7 @@ def _padded(
         step_tokens=config.step_tokens,
         max_context=max_context,
         place=place,
+        max_seqs=max_seqs,
     )
 
 

@@ -64,7 +64,14 @@ class SnapshotQuery(msgspec.Struct, tag="snapshot?", frozen=True):
     query_id: int
 
 
-class Counters(msgspec.Struct, frozen=True, gc=False):
+class RestQuery(msgspec.Struct, tag="rest?", frozen=True):
+    """Give back the memory that an engine without requests can do without, or take it again."""
+
+    query_id: int
+    asleep: bool
+
+
+class Counters(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Cumulative token counts of one sequence."""
 
     prompt: int = 0
@@ -73,6 +80,10 @@ class Counters(msgspec.Struct, frozen=True, gc=False):
     completion: int = 0
     started: bool = False
     """True once any of the prompt was computed (a request cancelled in the queue costs nothing)."""
+    accepted: int = 0
+    """Of the completion, tokens that had been guessed: they took no step of their own."""
+    rejected: int = 0
+    """Guesses that were computed and dropped; no part of the completion."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, gc=False):
@@ -143,6 +154,16 @@ class Usage(msgspec.Struct, frozen=True):
     finish_reason: FinishReason | None
 
 
+class Rested(msgspec.Struct, tag="rested", frozen=True):
+    """Answer to a RestQuery: what the engine is now, and why it is not what was asked for."""
+
+    query_id: int
+    asleep: bool
+    seconds: float = 0.0
+    """How long it took."""
+    error: str = ""
+
+
 class Snapshot(msgspec.Struct, tag="snapshot", frozen=True, kw_only=True):
     """Queues and gauges at one moment."""
 
@@ -163,14 +184,18 @@ class Snapshot(msgspec.Struct, tag="snapshot", frozen=True, kw_only=True):
     cached_tokens: int
     completion_tokens: int
     last_step_ms: float
+    accepted_tokens: int = 0
+    """Guessed tokens that stood, ..."""
+    rejected_tokens: int = 0
+    """... and that were computed and dropped."""
     late_compilations: int = 0
     """Kernels compiled and graphs captured since the engine was ready: anything but 0 is a defect."""
     wait_ms: float = 0.0
     """Predicted wait of a long prompt that came now, before its own tokens are computed."""
 
 
-ClientFrame = Submit | Abort | UsageQuery | SnapshotQuery
-EngineFrame = Welcome | Step | Refused | UsageReply | Snapshot
+ClientFrame = Submit | Abort | UsageQuery | SnapshotQuery | RestQuery
+EngineFrame = Welcome | Step | Refused | UsageReply | Snapshot | Rested
 
 _LENGTH = struct.Struct("<I")
 _encoder = msgspec.msgpack.Encoder()

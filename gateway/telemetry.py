@@ -224,6 +224,8 @@ class _Metrics(Collector):
                 ("prompt_tokens", "Prompt tokens taken in"),
                 ("cached_tokens", "Prompt tokens found in the prefix cache"),
                 ("completion_tokens", "Tokens generated"),
+                ("accepted_tokens", "Tokens generated that had been guessed"),
+                ("rejected_tokens", "Guessed tokens that were computed and dropped"),
             )
         }
         for model, snapshot in reading.snapshots.items():

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from engine.wire import Counters
 from gateway.inference import errors
 from gateway.inference.errors import ApiError
 from gateway.inference.run import Run
@@ -63,7 +64,8 @@ class Answer:
             else:
                 settlements = await _all(self._runs, self.sink)
             self.cost = sum(settlement.cost for settlement in settlements)
-            self.usage = usage(settlements, any(run.out_of_funds for run in self._runs))
+            counters = [run.counters for run in self._runs]
+            self.usage = usage(settlements, counters, any(run.out_of_funds for run in self._runs))
             self.sink.finish(self.usage)
         except ApiError as error:
             self._fail(error, "server_fault")
@@ -119,8 +121,9 @@ async def _all(runs: list[Run], sink: Sink) -> list[Settlement]:
             task.cancel()
 
 
-def usage(settlements: list[Settlement], out_of_funds: bool) -> dict[str, Any]:
-    """The usage object: sums over the call's engine requests."""
+def usage(settlements: list[Settlement], counters: list[Counters], out_of_funds: bool) -> dict[str, Any]:
+    """The usage object: sums over the call's engine requests. Rejected guesses are told and not charged: they are no
+    part of the completion."""
     prompt = sum(settlement.tokens.prompt for settlement in settlements)
     cached = sum(settlement.tokens.cached for settlement in settlements)
     completion = sum(settlement.tokens.completion for settlement in settlements)
@@ -132,8 +135,8 @@ def usage(settlements: list[Settlement], out_of_funds: bool) -> dict[str, Any]:
         "completion_tokens_details": {
             "reasoning_tokens": 0,
             "audio_tokens": 0,
-            "accepted_prediction_tokens": 0,
-            "rejected_prediction_tokens": 0,
+            "accepted_prediction_tokens": sum(count.accepted for count in counters),
+            "rejected_prediction_tokens": sum(count.rejected for count in counters),
         },
     }
     if out_of_funds:

@@ -69,6 +69,11 @@ class Run:
         """True when the answer was cut because the hold could not be extended."""
         return self._flow is not None and self._flow.stopped is Stop.INSUFFICIENT_QUOTA
 
+    @property
+    def counters(self) -> Counters:
+        """What the engine has counted so far."""
+        return Counters() if self._generation is None else self._generation.counters
+
     def begin(self) -> None:
         """Send the request to the engine while its hold is on the way to the disk. Raises ApiError; then it is over."""
         try:

@@ -15,7 +15,9 @@ from engine.batch import ForwardBatch, KVTensors
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.device import Device
+from engine.request import Request
 from engine.sampling_params import SamplingParams
+from engine.speculative import Guesser
 from engine.wire import Counters, Progress, Refused, Submit, TokenLogprobs, pack_tokens, unpack_tokens
 
 VOCAB = 61
@@ -146,13 +148,14 @@ MakeBench = Callable[..., Bench]
 
 @pytest.fixture(scope="session")
 def make_bench() -> MakeBench:
-    """make_bench(pages=64, clock=…, sleep=…, device=…, **engine settings) → Bench."""
+    """make_bench(pages=64, clock=…, sleep=…, device=…, guesser=…, **engine settings) → Bench."""
 
     def make(
         pages: int = 64,
         clock: Callable[[], float] = lambda: 0.0,
         sleep: Callable[[float], None] = time.sleep,
         device: Device | None = None,
+        guesser: Callable[[Request], Guesser] | None = None,
         **settings: Any,
     ) -> Bench:
         config = EngineConfig(**{"step_tokens": 64, "max_running": 8, **settings})
@@ -167,6 +170,7 @@ def make_bench() -> MakeBench:
             draw_seed=lambda: 7,
             device=device,
             free_bytes=4 * pages * page_bytes,
+            guesser=guesser,
         )
         assert core.snapshot().kv_pages_total == pages
         return Bench(core, model)

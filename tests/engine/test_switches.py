@@ -61,15 +61,22 @@ def serve(
 ) -> tuple[Said, EngineCore]:
     """All jobs at once, twice: the second time their prompts may be cached."""
     config = msgspec.structs.replace(BASE, **settings)
-    core = EngineCore(config, model, OPS, device=device, **({"free_bytes": pages} if pages else {}))
+    # A clock that stands still: whether guesses pay does not depend on the machine
+    more = {"free_bytes": pages} if pages else {}
+    core = EngineCore(config, model, OPS, device=device, clock=lambda: 0.0, **more)
     said: Said = {}
     draw = torch.Generator().manual_seed(3)
-    prompts = [torch.randint(3, VOCAB, (length,), generator=draw).tolist() for length, _ in JOBS]
+    prompts = [torch.randint(3, VOCAB, (length,), generator=draw) for length, _ in JOBS]
+    # The longer ones say everything twice, which gives guesses
+    prompts = [prompt[: len(prompt) // 2].repeat(2) if len(prompt) > 16 else prompt for prompt in prompts]
     for turn in range(2):
         for i, (prompt, (_, params)) in enumerate(zip(prompts, JOBS, strict=True)):
             said[f"{turn}.{i}"] = ([], [])
             wanted = SamplingParams(max_tokens=tokens, ignore_eos=True, **params)
-            assert core.submit(Submit(request_id=f"{turn}.{i}", prompt=pack_tokens(prompt), params=wanted)) is None
+            assert (
+                core.submit(Submit(request_id=f"{turn}.{i}", prompt=pack_tokens(prompt.tolist()), params=wanted))
+                is None
+            )
         while core.has_work():
             for progress in core.step():
                 assert progress.error is None
@@ -95,13 +102,17 @@ def plain(model: CausalLM) -> Said:
         {"step_tokens": 2048},
         {"graphs": "on"},
         {"graphs": "on", "prefix_cache": True, "step_tokens": 16},
+        {"speculate": "lookup", "prefix_cache": True},
+        {"speculate": "lookup", "graphs": "on"},
     ],
     ids=lambda settings: " ".join(f"{name}={value}" for name, value in settings.items()),
 )
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlap"])
 def test_the_tokens_are_the_same(model: CausalLM, plain: Said, settings: dict[str, Any], overlap: bool) -> None:
-    said, _ = serve(model, ScriptedDevice() if overlap else CpuDevice(), overlap=overlap, **settings)
+    said, core = serve(model, ScriptedDevice() if overlap else CpuDevice(), overlap=overlap, **settings)
     assert said == plain
+    guessed = core.snapshot().accepted_tokens + core.snapshot().rejected_tokens
+    assert (guessed > 0) == ("speculate" in settings)
 
 
 @pytest.mark.parametrize("graphs", ["off", "on"])

@@ -57,11 +57,15 @@ def test_an_engine_that_does_not_answer_is_down() -> None:
         cached_tokens=20,
         completion_tokens=30,
         last_step_ms=1.5,
+        accepted_tokens=8,
+        rejected_tokens=6,
     )
     text = telemetry.render().decode()
     assert 'headrace_engine_up{model="tiny"} 1.0' in text
     assert 'headrace_engine_waiting{model="tiny"} 1.0' in text
     assert 'headrace_engine_cached_tokens_total{model="tiny"} 20.0' in text
+    assert 'headrace_engine_accepted_tokens_total{model="tiny"} 8.0' in text
+    assert 'headrace_engine_rejected_tokens_total{model="tiny"} 6.0' in text
 
 
 def test_two_registries_do_not_meet() -> None:

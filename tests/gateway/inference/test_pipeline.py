@@ -259,11 +259,14 @@ def test_an_answer_that_outgrows_the_balance_is_cut_and_says_so(make_house: Any)
     assert cost <= PROMPT * 20 + 1500 * 60
 
 
-def test_cached_tokens_cost_less(make_house: Any) -> None:
-    house = make_house({"cached": 10, "tokens": 2})
+def test_cached_tokens_cost_less_and_dropped_guesses_nothing(make_house: Any) -> None:
+    house = make_house({"cached": 10, "tokens": 2, "accepted": 5, "rejected": 3})
     raw = house.client().chat.completions.with_raw_response.create(**CHAT)
     usage = raw.parse().usage
     assert usage.prompt_tokens_details.cached_tokens == 10
+    assert usage.completion_tokens == 2
+    assert usage.completion_tokens_details.accepted_prediction_tokens == 1
+    assert usage.completion_tokens_details.rejected_prediction_tokens == 3
     expected = (usage.prompt_tokens - 10) * 20 + 10 * 10 + 2 * 60
     assert int(raw.headers["x-cost-nanousd"]) == expected == house.usage()[0][5]
 
