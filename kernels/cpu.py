@@ -10,23 +10,25 @@ import ctypes
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from kernels.arena import Arena
-from kernels.blocks import check_part, in_features
+from kernels.blocks import check_part
 from kernels.decoder import DecoderProgram, DecoderSpec
-from kernels.interface import Activation, BlockFormat, BlockQuantized, LinearWeight, ScaledWeight, WeightPart, rows_of
+from kernels.interface import Activation, BlockFormat, BlockQuantized, LinearWeight, WeightPart, rows_of
+from kernels.moe import ExpertParts, ExpertWeights, Routing
 from kernels.native_library import load
 from kernels.native_structs import SIGNATURES, AttentionArgs, RopeArgs, Segment, WeightStruct
 from kernels.reference import check_parts
-from kernels.scaled_blocks import to_blocks
 
 _FLOAT_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _BLOCK_KINDS: dict[BlockFormat, int] = {"q4_0": 3, "q4_1": 4, "q8_0": 5}
+ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1, "clamped_silu": 2}
+"""hr_activation of headrace.h."""
 _MAX_HEAD = 512
 _ERRORS: dict[int, tuple[type[Exception], str]] = {
     1: (MemoryError, "no memory for scratch space"),
@@ -36,6 +38,7 @@ _ERRORS: dict[int, tuple[type[Exception], str]] = {
     5: (IndexError, "a page of the page table is outside the KV cache"),
     6: (ValueError, "query starts, KV lengths and the page table's width do not fit together"),
     7: (IndexError, "a row is outside the batch"),
+    8: (IndexError, "an expert is outside the layer"),
 }
 
 
@@ -93,19 +96,17 @@ class CpuOps:
         self._lock = threading.Lock()
 
     def pack(self, parts: Sequence[WeightPart], bias: Tensor | None = None) -> LinearWeight:
-        """Lay parts out in panels of rows, codes with scales as blocks; neighbours of the same format become one
-        segment. Raises ValueError."""
+        """Lay parts out in panels of rows; neighbours of the same format become one segment. Raises ValueError."""
         check_parts(parts, bias)
         segments = []
-        runs: list[list[Tensor | BlockQuantized]] = []
-        for given in parts:
-            check_part(given)
-            part = to_blocks(given) if isinstance(given, ScaledWeight) else given
+        runs: list[list[WeightPart]] = []
+        for part in parts:
+            check_part(part)
             if runs and _kind(runs[-1][0]) == _kind(part):
                 runs[-1].append(part)
             else:
                 runs.append([part])
-        width = in_features(parts[0])
+        width = parts[0].in_features if isinstance(parts[0], BlockQuantized) else int(parts[0].shape[1])
         for run in runs:
             kind, rows = _kind(run[0]), sum(rows_of(part) for part in run)
             source = torch.cat([part.data.contiguous() for part in run])
@@ -189,7 +190,6 @@ class CpuOps:
         page_table: Tensor,
         scale: float,
         window: int = 0,
-        softcap: float = 0.0,
     ) -> Tensor:
         """Causal attention over pages → [T, Hq·D]. Raises IndexError or ValueError before a foreign page is read."""
         tokens, num_q_heads, head_dim = q.shape
@@ -205,22 +205,41 @@ class CpuOps:
             int_address(page_table),
             out.data_ptr(), tokens, pages,
             seqs, page_table.shape[1], num_q_heads, key_cache.shape[1], head_dim, page_size, kind, window, scale,
-            softcap,
         )  # fmt: skip
         self.call(self.library.hr_attention, ctypes.addressof(args))
         return out
 
     def gated(self, gate_up: Tensor, activation: Activation = "silu") -> Tensor:
         """activation(first half) · second half."""
-        if activation not in ("silu", "gelu_tanh"):
-            raise ValueError(f"unknown activation {activation!r}; known: silu, gelu_tanh")
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"unknown activation {activation!r}; known: {', '.join(ACTIVATIONS)}")
         if gate_up.dim() != 2 or gate_up.shape[1] % 2:
             raise ValueError(f"gated needs [T, 2·I], not {list(gate_up.shape)}")
         rows, width = gate_up.shape[0], gate_up.shape[1] // 2
         out = torch.empty(rows, width)
-        gelu = activation == "gelu_tanh"
-        self.call(self.library.hr_gated, float_address(gate_up), rows, width, gelu, out.data_ptr())
+        kind = ACTIVATIONS[activation]
+        self.call(self.library.hr_gated, float_address(gate_up), rows, width, kind, out.data_ptr())
         return out
+
+    def pack_experts(self, parts: Iterable[ExpertParts], experts: int) -> ExpertWeights:
+        """Each expert's matrices packed as `pack` does. Raises ValueError."""
+        from kernels.cpu_moe import PackedExperts
+
+        return PackedExperts(self, parts, experts)
+
+    def route(self, logits: Tensor, routing: Routing, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Chosen experts int32 [T, K] and their weights [T, K]. Raises ValueError."""
+        from kernels.cpu_moe import route
+
+        return route(self, logits, routing, bias)
+
+    def run_experts(
+        self, x: Tensor, weights: ExpertWeights, ids: Tensor, scales: Tensor, activation: Activation = "silu"
+    ) -> Tensor:
+        """The chosen experts' weighted sum [T, H]. Raises IndexError or ValueError."""
+        from kernels.cpu_moe import run_experts
+
+        return run_experts(self, x, weights, ids, scales, activation)
 
     def decoder(self, spec: DecoderSpec) -> DecoderProgram:
         """The whole decoder as one native call. Raises TypeError or ValueError for weights that do not fit."""
@@ -238,7 +257,7 @@ class CpuOps:
             raise kind(message)
 
 
-def _kind(part: Tensor | BlockQuantized) -> int:
+def _kind(part: WeightPart) -> int:
     return _BLOCK_KINDS[part.format] if isinstance(part, BlockQuantized) else _FLOAT_KINDS[part.dtype]
 
 

@@ -42,7 +42,28 @@ class AttentionArgs(ctypes.Structure):
         *((name, _i64) for name in ("tokens", "num_pages")),
         *((name, ctypes.c_int32) for name in ("seqs", "table_width", "q_heads", "kv_heads", "head_dim", "page_size")),
         *((name, ctypes.c_int32) for name in ("kv_kind", "window")),
-        *((name, _f32) for name in ("scale", "softcap")),
+        ("scale", _f32),
+    )
+
+
+class RouteArgs(ctypes.Structure):
+    """hr_route_args of headrace.h."""
+
+    _fields_ = (
+        *((name, _ptr) for name in ("logits", "bias", "ids", "weights")),
+        ("tokens", _i64),
+        *((name, ctypes.c_int32) for name in ("experts", "top_k", "groups", "top_groups", "sigmoid", "normalize")),
+        ("scale", _f32),
+    )
+
+
+class ExpertsArgs(ctypes.Structure):
+    """hr_experts_args of headrace.h."""
+
+    _fields_ = (
+        *((name, _ptr) for name in ("x", "ids", "scales", "gate_up", "down", "out")),
+        ("tokens", _i64),
+        *((name, ctypes.c_int32) for name in ("top_k", "experts", "activation")),
     )
 
 
@@ -92,6 +113,8 @@ SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "hr_gated": (_i32, (_ptr, _ptr, _i64, _i64, _i32, _ptr)),
     "hr_rope_cache": (_i32, (_ptr, _ptr)),
     "hr_attention": (_i32, (_ptr, _ptr)),
+    "hr_route": (_i32, (_ptr, _ptr)),
+    "hr_experts": (_i32, (_ptr, _ptr)),
     "hr_decoder_run": (_i32, (_ptr, _ptr, _ptr)),
 }
 """Result and argument types of every function of the library."""

@@ -7,13 +7,15 @@ implementations are tested against this one. Shapes are those of `kernels.interf
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import get_args
 
 import torch
 from torch import Tensor
 
 from kernels.blocks import dequantize, in_features
 from kernels.interface import Activation, LinearWeight, WeightPart, rows_of
+from kernels.moe import ExpertParts, ExpertWeights, Routing
 from kernels.sampling import noise_key
 from kernels.step_layout import HEADER, LOGITS, PAGES, SEQS, TOKENS, StepInputs, StepLayout
 
@@ -234,8 +236,11 @@ def gated(gate_up: Tensor, activation: Activation = "silu") -> Tensor:
         active = 0.5 * gate * (1.0 + torch.tanh(0.7978845608028654 * (gate + 0.044715 * gate**3)))
     elif activation == "gelu":
         active = 0.5 * gate * (1.0 + torch.erf(gate * 0.7071067811865476))
+    elif activation == "clamped_silu":
+        gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0) + 1.0
+        active = gate / (1.0 + torch.exp(-1.702 * gate))
     else:
-        raise ValueError(f"unknown activation {activation!r}; known: silu, gelu_tanh, gelu")
+        raise ValueError(f"unknown activation {activation!r}; known: {', '.join(get_args(Activation))}")
     return (active * up).to(gate_up.dtype)
 
 
@@ -260,6 +265,26 @@ class ReferenceOps:
     rope_and_cache = staticmethod(rope_and_cache)
     paged_attention = staticmethod(paged_attention)
     gated = staticmethod(gated)
+
+    def pack_experts(self, parts: Iterable[ExpertParts], experts: int) -> ExpertWeights:
+        """See `kernels.reference_moe.pack_experts`."""
+        from kernels import reference_moe
+
+        return reference_moe.pack_experts(parts, experts)
+
+    def route(self, logits: Tensor, routing: Routing, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """See `kernels.reference_moe.route`."""
+        from kernels import reference_moe
+
+        return reference_moe.route(logits, routing, bias)
+
+    def run_experts(
+        self, x: Tensor, weights: ExpertWeights, ids: Tensor, scales: Tensor, activation: Activation = "silu"
+    ) -> Tensor:
+        """See `kernels.reference_moe.run_experts`."""
+        from kernels import reference_moe
+
+        return reference_moe.run_experts(x, weights, ids, scales, activation, self.linear)
 
 
 def _dense(weight: LinearWeight) -> DenseWeight:

@@ -10,11 +10,12 @@
 #define HR_INLINE static inline __attribute__((always_inline))
 
 enum hr_kind { HR_F32 = 0, HR_BF16 = 1, HR_F16 = 2, HR_Q4_0 = 3, HR_Q4_1 = 4, HR_Q8_0 = 5 };
-enum { HR_BLOCK = 32, HR_MAX_HEAD = 512 };
+enum { HR_BLOCK = 32, HR_MAX_HEAD = 512, HR_MAX_EXPERTS = 1024 };
+enum hr_activation { HR_SILU = 0, HR_GELU_TANH = 1, HR_CLAMPED_SILU = 2 };
 
 /* Result of the operations: 0, or what was wrong with the input. */
 enum hr_error { HR_OK = 0, HR_NO_MEMORY = 1, HR_BAD_TOKEN = 2, HR_BAD_SLOT = 3, HR_BAD_POSITION = 4, HR_BAD_PAGE = 5,
-                HR_BAD_LENGTH = 6, HR_BAD_ROW = 7 };
+                HR_BAD_LENGTH = 6, HR_BAD_ROW = 7, HR_BAD_EXPERT = 8 };
 
 /* ---- pool.c ---- */
 typedef struct hr_pool hr_pool;
@@ -26,7 +27,7 @@ int hr_threads(const hr_pool *pool);
 /* Scratch memory that lives until the next request for the same slot, 64-byte aligned; NULL when there is no memory.
  * Slots 0 .. threads-1 belong to the threads; hr_shared has its own, used by the caller before it starts a parallel run. */
 void *hr_scratch(hr_pool *pool, int thread, size_t bytes);
-enum hr_shared_slot { HR_SHARED_ACTIVATIONS = 0, HR_SHARED_TASKS = 1, HR_SHARED_STEP = 2, HR_SHARED_SLOTS = 3 };
+enum hr_shared_slot { HR_SHARED_ACTIVATIONS = 0, HR_SHARED_TASKS = 1, HR_SHARED_STEP = 2, HR_SHARED_EXPERTS = 3, HR_SHARED_SLOTS = 4 };
 void *hr_shared(hr_pool *pool, enum hr_shared_slot slot, size_t bytes);
 
 /* ---- weights ---- */
@@ -83,8 +84,27 @@ typedef struct {
     float *out;
     int64_t tokens, num_pages;
     int32_t seqs, table_width, q_heads, kv_heads, head_dim, page_size, kv_kind, window;
-    float scale, softcap; /* softcap 0: scores as they are */
+    float scale;
 } hr_attention_args;
+
+typedef struct {
+    const float *logits, *bias; /* [tokens, experts]; NULL or [experts] */
+    int32_t *ids;               /* [tokens, top_k] */
+    float *weights;             /* [tokens, top_k] */
+    int64_t tokens;
+    int32_t experts, top_k, groups, top_groups, sigmoid, normalize;
+    float scale;
+} hr_route_args;
+
+typedef struct {
+    const float *x;      /* [tokens, hidden] */
+    const int32_t *ids;  /* [tokens, top_k], below 0 for none; distinct in a row */
+    const float *scales; /* [tokens, top_k] */
+    const hr_weight *const *gate_up, *const *down; /* [experts], all of one shape */
+    float *out;                                    /* [tokens, hidden] */
+    int64_t tokens;
+    int32_t top_k, experts, activation;
+} hr_experts_args;
 
 /* ---- a whole decoder: weights, and one step's inputs ---- */
 typedef struct {
@@ -122,9 +142,11 @@ HR_API int hr_linear(hr_pool *pool, const hr_weight *weight, const float *x, int
 HR_API int hr_embed(hr_pool *pool, const hr_weight *weight, const int32_t *ids, int64_t tokens, float *out);
 HR_API int hr_rms_norm(hr_pool *pool, const float *x, float *residual, const float *weight, int64_t rows, int64_t width, float eps,
                        float *out);
-HR_API int hr_gated(hr_pool *pool, const float *x, int64_t rows, int64_t width, int gelu, float *out);
+HR_API int hr_gated(hr_pool *pool, const float *x, int64_t rows, int64_t width, int kind, float *out);
 HR_API int hr_rope_cache(hr_pool *pool, const hr_rope_args *args);
 HR_API int hr_attention(hr_pool *pool, const hr_attention_args *args);
+HR_API int hr_route(hr_pool *pool, const hr_route_args *args);
+HR_API int hr_experts(hr_pool *pool, const hr_experts_args *args);
 HR_API int hr_decoder_run(hr_pool *pool, const hr_decoder *decoder, const hr_step *step);
 int hr_rope_check(const hr_rope_args *args);
 int hr_attention_check(const hr_attention_args *args);

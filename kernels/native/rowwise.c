@@ -56,14 +56,19 @@ typedef struct {
     const float *x;
     float *out;
     int64_t width;
-    int gelu;
+    int kind;
 } gated_job;
 
-HR_INLINE vf activate(vf x, int gelu) {
-    if (!gelu) return x / (1.0f + vf_exp(-x));
+HR_INLINE vf activate(vf x, vf up, int kind) {
+    if (kind == HR_SILU) return x / (1.0f + vf_exp(-x)) * up;
+    if (kind == HR_CLAMPED_SILU) {
+        x = -vf_max(-x, vf_set(-7.0f));
+        up = vf_max(-vf_max(-up, vf_set(-7.0f)), vf_set(-7.0f)) + 1.0f;
+        return x / (1.0f + vf_exp(-1.702f * x)) * up;
+    }
     /* 0.5 x (1 + tanh u) = x / (1 + e^(−2u)) */
     vf u = 0.7978845608028654f * (x + 0.044715f * x * x * x);
-    return x / (1.0f + vf_exp(-2.0f * u));
+    return x / (1.0f + vf_exp(-2.0f * u)) * up;
 }
 
 static void gated_rows(void *argument, int64_t begin, int64_t end, int thread) {
@@ -74,19 +79,20 @@ static void gated_rows(void *argument, int64_t begin, int64_t end, int thread) {
         const float *gate = job->x + 2 * row * width, *up = gate + width;
         float *out = job->out + row * width;
         int64_t k = 0;
-        for (; k + HR_LANES <= width; k += HR_LANES) vf_store(out + k, activate(vf_load(gate + k), job->gelu) * vf_load(up + k));
+        for (; k + HR_LANES <= width; k += HR_LANES) vf_store(out + k, activate(vf_load(gate + k), vf_load(up + k), job->kind));
         if (k < width) {
-            float rest[HR_LANES] = {0};
+            float rest[HR_LANES] = {0}, rest_up[HR_LANES] = {0};
             memcpy(rest, gate + k, sizeof(float) * (size_t)(width - k));
-            vf_store(rest, activate(vf_load(rest), job->gelu));
-            for (int64_t i = k; i < width; i++) out[i] = rest[i - k] * up[i];
+            memcpy(rest_up, up + k, sizeof(float) * (size_t)(width - k));
+            vf_store(rest, activate(vf_load(rest), vf_load(rest_up), job->kind));
+            memcpy(out + k, rest, sizeof(float) * (size_t)(width - k));
         }
     }
 }
 
-/* x [rows, 2 · width] → out [rows, width] */
-HR_API int hr_gated(hr_pool *pool, const float *x, int64_t rows, int64_t width, int gelu, float *out) {
-    gated_job job = {x, out, width, gelu};
+/* x [rows, 2 · width] → out [rows, width]; kind: of hr_activation */
+HR_API int hr_gated(hr_pool *pool, const float *x, int64_t rows, int64_t width, int kind, float *out) {
+    gated_job job = {x, out, width, kind};
     hr_parallel(pool, rows, grain_for(4 * width), gated_rows, &job);
     return HR_OK;
 }

@@ -18,13 +18,29 @@ from kernels.interface import Activation
 from kernels.triton.configuration import ACTIVATIONS, POINTERS, Configuration
 
 BLOCK = 1024
-KINDS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
+KINDS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "clamped_silu": 3}
 
 
 @triton.jit
 def _sigmoid(x):
     small = tl.exp(-tl.abs(x))
     return tl.where(x >= 0, 1.0, small) / (1.0 + small)
+
+
+@triton.jit
+def gate_with(gate, up, KIND: tl.constexpr):
+    """activation(gate) · up in float32, for an activation of KINDS."""
+    if KIND == 3:
+        gate = tl.minimum(gate, 7.0)
+        active = gate * _sigmoid(1.702 * gate)
+        up = tl.clamp(up, -7.0, 7.0) + 1.0
+    elif KIND == 0:
+        active = gate * _sigmoid(gate)
+    elif KIND == 1:
+        active = gate * _sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
+    else:
+        active = 0.5 * gate * (1.0 + tl.math.erf(gate * 0.7071067811865476))
+    return active * up
 
 
 @triton.jit
@@ -35,13 +51,7 @@ def _gated(gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.cons
     at = gate_up + row * (2 * WIDTH) + columns
     gate = tl.load(at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(at + WIDTH, mask=inside, other=0.0).to(tl.float32)
-    if KIND == 0:
-        active = gate * _sigmoid(gate)
-    elif KIND == 1:
-        active = gate * _sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
-    else:
-        active = 0.5 * gate * (1.0 + tl.math.erf(gate * 0.7071067811865476))
-    tl.store(out + row * WIDTH + columns, (active * up).to(out.dtype.element_ty), mask=inside)
+    tl.store(out + row * WIDTH + columns, gate_with(gate, up, KIND).to(out.dtype.element_ty), mask=inside)
 
 
 def gated(gate_up: Tensor, activation: Activation = "silu") -> Tensor:

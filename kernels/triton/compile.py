@@ -34,6 +34,8 @@ MODULES = (
     "gather",
     "step_inputs",
     "gemm",
+    "moe_route",
+    "moe",
     "logits",
     "sampling",
     "logprobs",

@@ -7,14 +7,15 @@ outside the vocabulary embed as zeros, slots below 0 are not written, queries pa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from kernels.blocks import check_part, dequantize
-from kernels.interface import Activation, BlockQuantized, LinearWeight, WeightPart
+from kernels.interface import Activation, LinearWeight, WeightPart
+from kernels.moe import ExpertParts, ExpertWeights
 from kernels.reference import check_parts
 from kernels.triton.activation import gated
 from kernels.triton.attention import paged_attention
@@ -22,6 +23,8 @@ from kernels.triton.attention_shape import AttentionShape
 from kernels.triton.attention_split import SplitPlan, plan_splits
 from kernels.triton.embedding import embed
 from kernels.triton.gemm import MAX_ROWS, skinny_gemm
+from kernels.triton.moe import pack_experts, run_experts
+from kernels.triton.moe_route import route
 from kernels.triton.norm import rms_norm
 from kernels.triton.rope_cache import rope_and_cache
 
@@ -89,7 +92,7 @@ class TritonOps:
         check_part(part)
         if isinstance(part, Tensor):
             return part
-        on_cpu = (part.data if isinstance(part, BlockQuantized) else part.codes).device.type == "cpu"
+        on_cpu = part.data.device.type == "cpu"
         return dequantize(part).to(self._dense or (torch.float32 if on_cpu else torch.bfloat16))
 
     def linear(self, x: Tensor, weight: LinearWeight) -> Tensor:
@@ -120,11 +123,10 @@ class TritonOps:
         page_table: Tensor,
         scale: float,
         window: int = 0,
-        softcap: float = 0.0,
     ) -> Tensor:
         """Causal attention over pages → [T, Hq·D]."""
         return paged_attention(
-            q, key_cache, value_cache, q_starts, kv_lens, page_table, scale, window, softcap=softcap, split=self._split,
+            q, key_cache, value_cache, q_starts, kv_lens, page_table, scale, window, split=self._split,
             deterministic=self._deterministic,
         )  # fmt: skip
 
@@ -150,18 +152,29 @@ class TritonOps:
         plan: object,
         *,
         decode: bool,
-        softcap: float = 0.0,
     ) -> Tensor:
         """Causal attention over pages → [T, Hq·D]."""
         assert plan is None or isinstance(plan, SplitPlan)
         return paged_attention(
-            q, key_cache, value_cache, q_starts, kv_lens, page_table, scale, window, softcap=softcap, plan=plan,
-            split=False, decode=decode, deterministic=self._deterministic,
+            q, key_cache, value_cache, q_starts, kv_lens, page_table, scale, window, plan=plan, split=False,
+            decode=decode, deterministic=self._deterministic,
         )  # fmt: skip
 
     def gated(self, gate_up: Tensor, activation: Activation = "silu") -> Tensor:
         """activation(first half) · second half."""
         return gated(gate_up, activation)
+
+    def pack_experts(self, parts: Iterable[ExpertParts], experts: int) -> ExpertWeights:
+        """Experts stacked in one matrix each way, of the first one's type. Raises ValueError."""
+        return pack_experts(parts, experts, self._matrix)
+
+    route = staticmethod(route)
+
+    def run_experts(
+        self, x: Tensor, weights: ExpertWeights, ids: Tensor, scales: Tensor, activation: Activation = "silu"
+    ) -> Tensor:
+        """The chosen experts' weighted sum [T, H]."""
+        return run_experts(x, weights, ids, scales, activation, deterministic=self._deterministic)
 
 
 BLOCK_ROWS = 128

@@ -167,7 +167,7 @@ def test_norm_and_gated_agree_with_the_reference(
     torch.testing.assert_close(ops.rms_norm(x, weight, 1e-5, mine), reference.rms_norm(x, weight, 1e-5, theirs))
     assert torch.equal(mine, theirs)
     both = torch.randn(70, 2 * width) * 20
-    for activation in ("silu", "gelu_tanh"):
+    for activation in ("silu", "gelu_tanh", "clamped_silu"):
         torch.testing.assert_close(ops.gated(both, activation), reference.gated(both, activation), atol=2e-5, rtol=2e-6)
         assert torch.equal(ops.gated(both, activation)[41:42], ops.gated(both[41:42].contiguous(), activation))
 

@@ -21,7 +21,7 @@ TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2.0**-6, torch.float16: 1e-3}
     seed=st.integers(0, 999),
     shape=st.tuples(st.integers(0, 4), st.sampled_from([0, 1, 2, 96, 1023, 1025])),
     dtype=st.sampled_from(list(TOLERANCE)),
-    activation=st.sampled_from(["silu", "gelu_tanh", "gelu"]),
+    activation=st.sampled_from(["silu", "gelu_tanh", "gelu", "clamped_silu"]),
     scale=st.sampled_from([1.0, 30.0]),
 )
 def test_activations_are_as_defined(
