@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 
 from kernels.arena import Arena
-from kernels.blocks import check_part
+from kernels.blocks import check_part, in_features
 from kernels.decoder import DecoderProgram, DecoderSpec
-from kernels.interface import Activation, BlockFormat, BlockQuantized, LinearWeight, WeightPart, rows_of
+from kernels.interface import Activation, BlockFormat, BlockQuantized, LinearWeight, ScaledWeight, WeightPart, rows_of
 from kernels.moe import ExpertParts, ExpertWeights, Routing
 from kernels.native_library import load
 from kernels.native_structs import SIGNATURES, AttentionArgs, RopeArgs, Segment, WeightStruct
 from kernels.reference import check_parts
+from kernels.scaled_blocks import to_blocks
 
 _FLOAT_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _BLOCK_KINDS: dict[BlockFormat, int] = {"q4_0": 3, "q4_1": 4, "q8_0": 5}
@@ -96,17 +97,19 @@ class CpuOps:
         self._lock = threading.Lock()
 
     def pack(self, parts: Sequence[WeightPart], bias: Tensor | None = None) -> LinearWeight:
-        """Lay parts out in panels of rows; neighbours of the same format become one segment. Raises ValueError."""
+        """Lay parts out in panels of rows, codes with scales as blocks; neighbours of the same format become one
+        segment. Raises ValueError."""
         check_parts(parts, bias)
         segments = []
-        runs: list[list[WeightPart]] = []
-        for part in parts:
-            check_part(part)
+        runs: list[list[Tensor | BlockQuantized]] = []
+        for given in parts:
+            check_part(given)
+            part = to_blocks(given) if isinstance(given, ScaledWeight) else given
             if runs and _kind(runs[-1][0]) == _kind(part):
                 runs[-1].append(part)
             else:
                 runs.append([part])
-        width = parts[0].in_features if isinstance(parts[0], BlockQuantized) else int(parts[0].shape[1])
+        width = in_features(parts[0])
         for run in runs:
             kind, rows = _kind(run[0]), sum(rows_of(part) for part in run)
             source = torch.cat([part.data.contiguous() for part in run])
@@ -190,6 +193,7 @@ class CpuOps:
         page_table: Tensor,
         scale: float,
         window: int = 0,
+        softcap: float = 0.0,
     ) -> Tensor:
         """Causal attention over pages → [T, Hq·D]. Raises IndexError or ValueError before a foreign page is read."""
         tokens, num_q_heads, head_dim = q.shape
@@ -205,6 +209,7 @@ class CpuOps:
             int_address(page_table),
             out.data_ptr(), tokens, pages,
             seqs, page_table.shape[1], num_q_heads, key_cache.shape[1], head_dim, page_size, kind, window, scale,
+            softcap,
         )  # fmt: skip
         self.call(self.library.hr_attention, ctypes.addressof(args))
         return out
@@ -257,7 +262,7 @@ class CpuOps:
             raise kind(message)
 
 
-def _kind(part: WeightPart) -> int:
+def _kind(part: Tensor | BlockQuantized) -> int:
     return _BLOCK_KINDS[part.format] if isinstance(part, BlockQuantized) else _FLOAT_KINDS[part.dtype]
 
 

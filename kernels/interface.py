@@ -8,7 +8,7 @@ picks it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
@@ -41,9 +41,47 @@ class BlockQuantized:
         """N."""
         return int(self.data.shape[0])
 
+    def to(self, device: str) -> BlockQuantized:
+        """The same on a device."""
+        return replace(self, data=self.data.to(device))
 
-WeightPart = Tensor | BlockQuantized
-"""[N, K] float tensor (float32, bfloat16 or float16) or N rows of quantised blocks."""
+
+@dataclass(frozen=True, slots=True)
+class ScaledWeight:
+    """Rows of a weight matrix as codes under scales: value = (code − zero) · scale. What every checkpoint that is not
+    GGUF is brought to.
+
+    int8: codes int8 [N, K]. int4: codes 0 to 15, uint8 [N, K/2], byte j holds element 2j (low) and 2j + 1 (high). fp8:
+    codes float8_e4m3fn [N, K]. mxfp4: codes of e2m1, packed as int4's, scales the bytes of powers of two, groups of 32
+    (see `kernels.mxfp4`).
+    """
+
+    codes: Tensor
+    scales: Tensor
+    """[N, groups] of a float type, for mxfp4 uint8"""
+    format: CodeFormat
+    in_features: int
+    """K"""
+    group: int
+    """Elements along K under one scale; the last group of a row may be shorter. K: a scale for each row"""
+    zeros: Tensor | None = None
+    """int8 [N, groups], with int8 and int4 only; without it a zero is 0 for int8 and 8 for int4"""
+    order: Tensor | None = None
+    """int64 [K]: column j of the codes meets input order[j]; None where they are in order"""
+
+    @property
+    def out_features(self) -> int:
+        """N."""
+        return int(self.codes.shape[0])
+
+    def to(self, device: str) -> ScaledWeight:
+        """The same on a device."""
+        held = [None if tensor is None else tensor.to(device) for tensor in (self.zeros, self.order)]
+        return replace(self, codes=self.codes.to(device), scales=self.scales.to(device), zeros=held[0], order=held[1])
+
+
+WeightPart = Tensor | BlockQuantized | ScaledWeight
+"""[N, K] float tensor (float32, bfloat16 or float16), N rows of quantised blocks, or N rows of codes with scales."""
 
 
 class LinearWeight(Protocol):
@@ -129,13 +167,14 @@ class Ops(Protocol):
         page_table: Tensor,
         scale: float,
         window: int = 0,
+        softcap: float = 0.0,
     ) -> Tensor:
         """Causal attention of packed queries over paged keys: decode, chunked prefill and mixed batches in one call.
 
         q [T, Hq, D]; q_starts int32 [S + 1]; kv_lens int32 [S]; page_table int32 [S, P]. Query j of sequence s stands
         at position kv_lens[s] − (q_starts[s+1] − q_starts[s]) + j and sees keys at positions ≤ its own (and > own −
-        window when window > 0). Returns [T, Hq·D]. On GPUs and in `reference` rows past q_starts[S] are padding, their
-        results 0.
+        window when window > 0). softcap > 0: a score x counts as softcap · tanh(x / softcap). Returns [T, Hq·D]. On
+        GPUs and in `reference` rows past q_starts[S] are padding, their results 0.
         """
         ...
 
@@ -168,6 +207,7 @@ class PlannedAttention(Protocol):
         plan: object,
         *,
         decode: bool,
+        softcap: float = 0.0,
     ) -> Tensor:
         """`Ops.paged_attention` with the plan of its step and window."""
         ...
@@ -191,7 +231,7 @@ class StepInputsOp(Protocol):
 
 def rows_of(weight: WeightPart) -> int:
     """Number of output rows of a part."""
-    return weight.out_features if isinstance(weight, BlockQuantized) else int(weight.shape[0])
+    return int(weight.shape[0]) if isinstance(weight, Tensor) else weight.out_features
 
 
 FLOAT_TYPES = (torch.float32, torch.bfloat16, torch.float16)

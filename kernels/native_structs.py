@@ -42,7 +42,7 @@ class AttentionArgs(ctypes.Structure):
         *((name, _i64) for name in ("tokens", "num_pages")),
         *((name, ctypes.c_int32) for name in ("seqs", "table_width", "q_heads", "kv_heads", "head_dim", "page_size")),
         *((name, ctypes.c_int32) for name in ("kv_kind", "window")),
-        ("scale", _f32),
+        *((name, _f32) for name in ("scale", "softcap")),
     )
 
 

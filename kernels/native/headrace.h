@@ -84,7 +84,7 @@ typedef struct {
     float *out;
     int64_t tokens, num_pages;
     int32_t seqs, table_width, q_heads, kv_heads, head_dim, page_size, kv_kind, window;
-    float scale;
+    float scale, softcap; /* softcap 0: scores as they are */
 } hr_attention_args;
 
 typedef struct {

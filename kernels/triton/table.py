@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.blocks import check_part, dequantize
-from kernels.interface import Activation, LinearWeight, WeightPart
+from kernels.interface import Activation, BlockQuantized, LinearWeight, WeightPart
 from kernels.moe import ExpertParts, ExpertWeights
 from kernels.reference import check_parts
 from kernels.triton.activation import gated
@@ -92,7 +92,7 @@ class TritonOps:
         check_part(part)
         if isinstance(part, Tensor):
             return part
-        on_cpu = part.data.device.type == "cpu"
+        on_cpu = (part.data if isinstance(part, BlockQuantized) else part.codes).device.type == "cpu"
         return dequantize(part).to(self._dense or (torch.float32 if on_cpu else torch.bfloat16))
 
     def linear(self, x: Tensor, weight: LinearWeight) -> Tensor:
@@ -123,10 +123,11 @@ class TritonOps:
         page_table: Tensor,
         scale: float,
         window: int = 0,
+        softcap: float = 0.0,
     ) -> Tensor:
         """Causal attention over pages → [T, Hq·D]."""
         return paged_attention(
-            q, key_cache, value_cache, q_starts, kv_lens, page_table, scale, window, split=self._split,
+            q, key_cache, value_cache, q_starts, kv_lens, page_table, scale, window, softcap=softcap, split=self._split,
             deterministic=self._deterministic,
         )  # fmt: skip
 
@@ -152,12 +153,13 @@ class TritonOps:
         plan: object,
         *,
         decode: bool,
+        softcap: float = 0.0,
     ) -> Tensor:
         """Causal attention over pages → [T, Hq·D]."""
         assert plan is None or isinstance(plan, SplitPlan)
         return paged_attention(
-            q, key_cache, value_cache, q_starts, kv_lens, page_table, scale, window, plan=plan, split=False,
-            decode=decode, deterministic=self._deterministic,
+            q, key_cache, value_cache, q_starts, kv_lens, page_table, scale, window, softcap=softcap, plan=plan,
+            split=False, decode=decode, deterministic=self._deterministic,
         )  # fmt: skip
 
     def gated(self, gate_up: Tensor, activation: Activation = "silu") -> Tensor:
