@@ -63,9 +63,6 @@ def config_from_json(file: Path, data: dict[str, Any], eos_token_ids: tuple[int,
     """Build a ModelConfig from a parsed config.json of a supported family. Raises WeightsError naming the field."""
     names = data.get("architectures")
     family = find_family(names[0] if isinstance(names, list) and names else None, file)
-    if data.get("quantization_config"):
-        method = data["quantization_config"].get("quant_method", "unknown")
-        raise WeightsError(f"{file}: checkpoints quantised with {method!r} are not supported")
     return family.read(Fields(file, data, eos_token_ids)).check(file)
 
 
