@@ -1,0 +1,127 @@
+"""Families with a mixture of experts against transformers' own implementation, on small random checkpoints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import MixtralConfig, MixtralForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from engine.models.registry import CausalLM
+from engine.weights.errors import WeightsError
+from tests.engine.models.test_families import PROMPT, SMALL, expected_logits, expected_tokens
+
+CASES: dict[str, tuple[Any, Any]] = {
+    "mixtral": (MixtralForCausalLM, MixtralConfig(**SMALL, num_local_experts=5, num_experts_per_tok=2)),
+    "mixtral-window": (
+        MixtralForCausalLM,
+        MixtralConfig(**SMALL, num_local_experts=4, num_experts_per_tok=3, sliding_window=9),
+    ),
+    "qwen3-moe": (
+        Qwen3MoeForCausalLM,
+        Qwen3MoeConfig(
+            **SMALL, head_dim=32, moe_intermediate_size=40, num_experts=12, num_experts_per_tok=4, norm_topk_prob=True
+        ),
+    ),
+    "qwen3-moe-some-layers": (
+        Qwen3MoeForCausalLM,
+        Qwen3MoeConfig(
+            **{**SMALL, "num_hidden_layers": 4},
+            head_dim=16,
+            moe_intermediate_size=24,
+            num_experts=6,
+            num_experts_per_tok=2,
+            decoder_sparse_step=2,
+            mlp_only_layers=[3],
+        ),
+    ),
+}
+
+
+INTERPRETED = ["qwen3-moe"]
+"""One of each kind: the interpreter is slow."""
+
+
+def make(name: str, folder: Path) -> Any:
+    """A model whose every parameter matters, saved to folder."""
+    kind, config = CASES[name]
+    torch.manual_seed(sum(name.encode()))
+    model: Any = kind(config)
+    model.eval()
+    with torch.no_grad():
+        for key, value in (*model.named_parameters(), *model.named_buffers()):
+            if "inv_freq" not in key:
+                value.normal_(1.0 if "norm" in key else 0.0, 0.2)
+    model.generation_config.eos_token_id = None
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_family_is_transformers_own(
+    name: str,
+    tmp_path: Path,
+    load: Callable[..., CausalLM],
+    paged_loop: Any,
+    greedy_tokens: Callable[..., list[int]],
+) -> None:
+    theirs = make(name, tmp_path)
+    wanted = expected_logits(theirs)
+    defined, ours = load(tmp_path, "reference"), load(tmp_path, "cpu")
+    for model in (defined, ours):
+        torch.testing.assert_close(paged_loop(model).step([PROMPT]), wanted, atol=1e-4, rtol=1e-4)
+    assert greedy_tokens(ours, PROMPT, 64) == expected_tokens(theirs)
+    assert defined.weight_bytes == 4 * sum(value.numel() for value in theirs.state_dict().values())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
+@pytest.mark.parametrize("name", INTERPRETED)
+def test_interpreted_kernels_give_the_same_logits(
+    name: str, tmp_path: Path, load: Callable[..., CausalLM], paged_loop: Any
+) -> None:
+    """A prompt's first tokens and one more, through every kernel that a GPU runs."""
+    make(name, tmp_path)
+    mine, wanted = (paged_loop(load(tmp_path, choice)) for choice in ("triton", "reference"))
+    for piece in (PROMPT[:3], PROMPT[3:4]):
+        torch.testing.assert_close(mine.step([piece]), wanted.step([piece]), atol=1e-4, rtol=1e-4)
+
+
+def test_sequences_of_one_step_do_not_touch_each_other(
+    tmp_path: Path, load: Callable[..., CausalLM], paged_loop: Any
+) -> None:
+    """A decode, a chunk of a prompt and a fresh prompt together, bit for bit as alone."""
+    make("qwen3-moe", tmp_path)
+    ours = load(tmp_path, "cpu")
+    pieces = [PROMPT[:30], PROMPT[5:25], PROMPT[10:15]]
+    together = paged_loop(ours, sequences=3)
+    together.step([pieces[0][:-1], pieces[1][:8], []])
+    logits = together.step([pieces[0][-1:], pieces[1][8:], pieces[2]], rows=[0, 12, 17])
+    for row, piece in enumerate(pieces):
+        assert torch.equal(paged_loop(ours).step([piece], rows=[len(piece) - 1])[0], logits[row])
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value", "message"),
+    [
+        ("mixtral", "num_experts_per_tok", 6, "6 of 5 experts"),
+        ("mixtral", "num_local_experts", "many", "num_local_experts"),
+        ("qwen3-moe-some-layers", "moe_intermediate_size", None, "moe_intermediate_size"),
+        ("qwen3-moe-some-layers", "decoder_sparse_step", 0, "decoder_sparse_step"),
+        ("mixtral", "intermediate_size", 95, r"experts\.0\.w1\.weight"),
+    ],
+    ids=str,
+)
+def test_a_configuration_that_does_not_fit_is_refused_by_name(
+    name: str, field: str, value: object, message: str, tmp_path: Path, load: Callable[..., CausalLM]
+) -> None:
+    make(name, tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {field: value}))
+    with pytest.raises(WeightsError, match=message):
+        load(tmp_path)
