@@ -17,16 +17,16 @@ import time
 import uuid
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
-from torch import Tensor
 
-from engine.batch import ForwardBatch, KVTensors
+from engine.batch import KVTensors
 from engine.config import EngineConfig
 from engine.device import CpuDevice, Device, DeviceLostError
+from engine.embedding import vector_size
 from engine.ended import EndedRequests
+from engine.exact import LoadedModel
 from engine.first_token import FirstTokens
 from engine.gauges import snapshot
 from engine.intake import Intake, UnfitError
@@ -37,7 +37,7 @@ from engine.request import Draft, Request, RequestError
 from engine.runner import Flight, Runner
 from engine.sampler import BROKEN, Sampled
 from engine.scheduler import Applied, Limits, Scheduler, decide
-from engine.sizing import Shape, free_host_bytes, plan_kv
+from engine.sizing import free_host_bytes, plan_kv
 from engine.speculative import Guesser, Speculation, most_sequences, standing
 from engine.steps import make_steps
 from engine.watchdog import InFlight
@@ -62,24 +62,6 @@ WATERMARK = 0.01
 """Part of the pages that an admission leaves free for the growth of running requests."""
 
 
-class Model(Protocol):
-    """A loaded model (engine.models.registry.CausalLM)."""
-
-    @property
-    def config(self) -> Shape:
-        """Its dimensions."""
-        ...
-
-    @property
-    def packed(self) -> bool:
-        """True when matrices run in quantised blocks."""
-        ...
-
-    def forward(self, batch: ForwardBatch, kv: KVTensors) -> Tensor:
-        """float32 logits [R, vocab]."""
-        ...
-
-
 class EngineCore:
     """One model's engine. `clock` gives seconds and never goes back; `sleep` lets some of them pass; `draw_seed` seeds
     requests that name no seed."""
@@ -87,7 +69,7 @@ class EngineCore:
     def __init__(
         self,
         config: EngineConfig,
-        model: Model,
+        model: LoadedModel,
         ops: Ops | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -114,6 +96,7 @@ class EngineCore:
         self.max_context = plan.max_context
         self.kv_tokens = plan.tokens
         self.vocab_size = shape.vocab_size
+        self.dimensions = vector_size(model)
         self.metrics = EngineMetrics()
         self._eos_ids = shape.eos_token_ids
         self._clock = clock
@@ -313,8 +296,12 @@ class EngineCore:
 
     def _say(self, flight: Flight, sampled: Sampled, now: float) -> None:
         """Give each request its token. For hundreds in a step: what Request.sampled does is done here, in the loop."""
+        if sampled.vectors:
+            self._embedded(flight, sampled.vectors, now)
+            return
         metrics, say, logprobs = self.metrics, self._outbox.append, sampled.logprobs
         raw = array("i", sampled.tokens).tobytes()
+        speculating = self._speculation is not None
         at = 0
         chosen = sampled.tokens[: len(flight.sampling_epochs)] if flight.drafts else sampled.tokens
         for request, epoch, token in zip(flight.sampling, flight.sampling_epochs, chosen, strict=True):
@@ -339,12 +326,20 @@ class EngineCore:
             elif known == request.limit:
                 self._end(request, "length", token=token, logprobs=entry)
             else:
-                counters = Counters(
-                    prompt_len, request.prompt_cached, known - prompt_len, True, request.accepted, request.rejected
-                )
+                counters = Counters(prompt_len, request.prompt_cached, known - prompt_len, True)
+                if speculating:
+                    counters = request.counters
                 say(Progress(request_id=request.request_id, tokens=raw[at - 4 : at], logprobs=entry, counters=counters))
         if flight.drafts:
             self._verify(flight, sampled)
+
+    def _embedded(self, flight: Flight, vectors: Sequence[bytes], now: float) -> None:
+        """Give each request its vector, which is its end: it has no tokens."""
+        for request, epoch, vector in zip(flight.sampling, flight.sampling_epochs, vectors, strict=True):
+            if request.epoch == epoch:
+                self.metrics.first_token_seconds.observe(now - request.queued_at)
+                broken = None if vector else "the model's vector is not finite"
+                self._end(request, "error" if broken else "stop", error=broken, vector=vector or None)
 
     def _verify(self, flight: Flight, sampled: Sampled) -> None:
         """Give requests the tokens that were chosen behind right guesses."""
@@ -389,6 +384,7 @@ class EngineCore:
         token: int | None = None,
         logprobs: list[TokenLogprobs] | None = None,
         error: str | None = None,
+        vector: bytes | None = None,
     ) -> None:
         """The only way out of the engine: frees row and pages, keeps the counters, says the end."""
         now = self._clock()
@@ -408,6 +404,7 @@ class EngineCore:
                 finish_reason=reason,
                 stop_token=request.stop_token,
                 error=error,
+                vector=vector,
             )
         )
 
