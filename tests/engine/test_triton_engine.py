@@ -34,7 +34,9 @@ SAMPLED: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3", pytest.param("gemma2", marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module", params=["qwen3", *(pytest.param(family, marks=pytest.mark.slow) for family in ("llama", "gemma2"))]
+)
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random model."""
     return tiny_checkpoint(tmp_path_factory.mktemp(request.param), request.param, positions=64)

@@ -253,7 +253,7 @@ def _live(fresh: MakeDatabase, make_shop: Callable[[Database], Shop], examples: 
 
 
 def test_a_random_life(fresh_database: MakeDatabase, make_shop: Callable[[Database], Shop]) -> None:
-    lives = _live(fresh_database, make_shop, examples=15, steps=40)
+    lives = _live(fresh_database, make_shop, examples=6, steps=50)
     assert any(life.paid for life in lives)
 
 

@@ -230,7 +230,7 @@ def _live(fresh: MakeDatabase, make_shop: Callable[[Database], Shop], examples: 
 
 
 def test_people_come_and_go(fresh_database: MakeDatabase, make_shop: Callable[[Database], Shop]) -> None:
-    lives = _live(fresh_database, make_shop, examples=4, steps=20)
+    lives = _live(fresh_database, make_shop, examples=2, steps=24)
     assert any(life.failures for life in lives)
 
 
