@@ -21,6 +21,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Model to load: a built-in name, a GGUF file, a folder with safetensors, or a hub id such as org/name."""
     served_name: str = ""
     """Name that clients use for the model; empty takes it from `model`."""
+    task: Literal["auto", "generate", "embed"] = "auto"
+    """What the model is for: generate answers, or embed texts as vectors; auto goes by the checkpoint, which says how
+    its vectors are pooled where it is for embedding.
+    """
     cache_dir: str = ""
     """Folder for fetched models and built kernels; empty is the user's cache folder."""
     device: Device = "auto"

@@ -14,6 +14,7 @@ from engine.packing import Int32s
 from engine.request import Request
 from engine.runner import Flight
 from engine.sampler import RowState, Sampled, Sampler
+from engine.sizing import Shape
 from kernels.host_step import HostStep, apply_pages, host_step
 from kernels.step_layout import StepLayout
 
@@ -23,6 +24,20 @@ class Model(Protocol):
 
     def forward(self, batch: ForwardBatch, kv: KVTensors) -> Tensor:
         """Write the step's keys and values and return float32 logits [R, vocab] of batch.logit_rows (R may be 0)."""
+        ...
+
+
+class LoadedModel(Model, Protocol):
+    """A loaded model (engine.models.registry.CausalLM)."""
+
+    @property
+    def config(self) -> Shape:
+        """Its dimensions."""
+        ...
+
+    @property
+    def packed(self) -> bool:
+        """True when matrices run in quantised blocks."""
         ...
 
 

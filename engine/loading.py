@@ -13,8 +13,10 @@ import torch
 
 import kernels
 from engine.config import EngineConfig
-from engine.core import EngineCore, Model
+from engine.core import EngineCore
 from engine.device import Device, open_device
+from engine.embedding import Embedder
+from engine.exact import LoadedModel
 from engine.models.registry import load_model
 from engine.monitor import MONITOR, watch_triton
 from engine.sampling_params import SamplingParams
@@ -69,6 +71,8 @@ def load(config: EngineConfig, *, clock: Callable[[], float] = time.monotonic) -
     torch.set_num_threads(1 if ops.name == "cpu" else threads)
     lap("kernels")
     model = load_model(source, config, ops)
+    if isinstance(model, Embedder) and not model.skips_cached:
+        config = msgspec.structs.replace(config, prefix_cache=False)
     lap("weights")
     place = open_device(device)
     warm_up(config, model, ops, place)
@@ -101,7 +105,7 @@ def load(config: EngineConfig, *, clock: Callable[[], float] = time.monotonic) -
     return core
 
 
-def free_bytes(config: EngineConfig, model: Model, ops: Ops | None, device: Device) -> tuple[int, int]:
+def free_bytes(config: EngineConfig, model: LoadedModel, ops: Ops | None, device: Device) -> tuple[int, int]:
     """(memory that the KV cache may be sized from, workspace of the largest step), in bytes.
 
     On a GPU every bucket runs once on a small cache, which compiles all kernels and shows what steps take beside the
@@ -119,7 +123,7 @@ def free_bytes(config: EngineConfig, model: Model, ops: Ops | None, device: Devi
     return max(0, free_memory() - 2 * workspace), workspace
 
 
-def warm_up(config: EngineConfig, model: Model, ops: Ops | None, device: Device | None = None) -> None:
+def warm_up(config: EngineConfig, model: LoadedModel, ops: Ops | None, device: Device | None = None) -> None:
     """Run a prompt and a few decode steps, greedy and sampled, on a small engine of their own that is then dropped."""
     length = min(WARM_UP_CONTEXT, model.config.max_position)
     small = msgspec.structs.replace(config, kv_memory_mib=0, max_context=0, max_running=2, step_tokens=length)

@@ -43,6 +43,8 @@ class Sampled:
     """token ids, or BROKEN"""
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     """index in `tokens` → log-probabilities, for requests that want them"""
+    vectors: Sequence[bytes] = ()
+    """of an embedding model, in the place of tokens: float32, little-endian; empty for one that is not finite"""
 
 
 class TokenCounts:

@@ -6,6 +6,7 @@ from engine.batch import KVTensors
 from engine.choice import Choice, DeviceChoice, HostChoice
 from engine.config import EngineConfig
 from engine.device import Device
+from engine.embedding import Embedder, EmbeddingSteps
 from engine.exact import ExactSteps, Model
 from engine.graphs import CudaGraphs, EagerGraphs, Graphs
 from engine.padded import PaddedSteps, SplitModel
@@ -28,6 +29,17 @@ def make_steps(
 ) -> Steps:
     """The steps of an engine; records its graphs. max_seqs: most sequences of a step, if more than max_running.
     Raises ValueError for settings that the kernels do not allow."""
+    if isinstance(model, Embedder):
+        if config.prefix_cache and not model.skips_cached:
+            raise ValueError(f"pooling by {model.how.pooling} needs every token's state: prefix_cache must be off")
+        return EmbeddingSteps(
+            model,
+            kv,
+            max_running=max_running,
+            step_tokens=config.step_tokens,
+            max_context=max_context,
+            place=device.name,
+        )
     on_gpu = device.name != "cpu"
     if not on_gpu and config.graphs != "on":
         return ExactSteps(

@@ -107,6 +107,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     """the end-of-sequence or stop token that ended the sequence"""
     error: str | None = None
     """message, when finish_reason is "error\""""
+    vector: bytes | None = None
+    """float32 little-endian, the embedding of the prompt: all that an embedding model says"""
 
 
 class Step(msgspec.Struct, tag="step", frozen=True):
@@ -137,6 +139,8 @@ class Welcome(msgspec.Struct, tag="welcome", frozen=True, kw_only=True):
     kv_tokens: int
     """Capacity of the KV cache in tokens."""
     pid: int
+    dimensions: int = 0
+    """Numbers of a vector of an embedding model; 0 for a model that generates."""
 
 
 class UsageReply(msgspec.Struct, tag="usage", frozen=True):

@@ -26,14 +26,18 @@ MODULES = {
     "Gemma3ForCausalLM": "gemma3",
     "Gemma3ForConditionalGeneration": "gemma3",
     "LlamaForCausalLM": "llama",
+    "LlamaModel": "llama",
     "MistralForCausalLM": "mistral",
+    "MistralModel": "mistral",
     "MinistralForCausalLM": "mistral",
     "Phi3ForCausalLM": "phi3",
     "GraniteForCausalLM": "granite",
     "SmolLM3ForCausalLM": "smollm3",
     "MixtralForCausalLM": "mixtral",
     "Qwen2ForCausalLM": "qwen2",
+    "Qwen2Model": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "Qwen3Model": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3_moe",
 }
 """Hugging Face class name → the module here whose FAMILY runs it. Modules are imported when they are needed."""
@@ -61,10 +65,18 @@ def find_family(architecture: object, file: Path) -> Family:
     return family
 
 
+def is_headless(architecture: object) -> bool:
+    """True for a decoder alone, which has no head: it can embed."""
+    return isinstance(architecture, str) and architecture.endswith("Model")
+
+
 def config_from_json(file: Path, data: dict[str, Any], eos_token_ids: tuple[int, ...]) -> ModelConfig:
     """Build a ModelConfig from a parsed config.json of a supported family. Raises WeightsError naming the field."""
     names = data.get("architectures")
-    family = find_family(names[0] if isinstance(names, list) and names else None, file)
+    name = names[0] if isinstance(names, list) and names else None
+    family = find_family(name, file)
+    if is_headless(name):
+        data = data | {"tie_word_embeddings": True}
     return family.read(Fields(file, data, eos_token_ids)).check(file)
 
 

@@ -10,11 +10,13 @@ from torch import Tensor
 
 from engine.batch import ForwardBatch, KVTensors
 from engine.config import EngineConfig
+from engine.embedding import Embedder
 from engine.layers.linear import LayerLoader
 from engine.models.config import ModelConfig
-from engine.models.family import find_family
+from engine.models.family import find_family, is_headless
 from engine.weights.checkpoint import open_checkpoint
 from engine.weights.errors import WeightsError
+from engine.weights.pooling import DEFAULT, Embedding, read_embedding
 from engine.weights.quantize import quantizer
 from engine.weights.sources import ModelSource
 from kernels.interface import Ops
@@ -51,6 +53,7 @@ def load_model(source: ModelSource, config: EngineConfig, ops: Ops) -> CausalLM:
     auto = config.dtype == "auto"
     checkpoint = open_checkpoint(source, packed=auto and device == "cpu", codes=auto)
     model = checkpoint.config
+    how = _embedding(source, config, model)
     wanted = ("float32" if device == "cpu" else model.torch_dtype) if auto else config.dtype
     if config.quantize != "none" and auto and checkpoint.quantized:
         raise WeightsError(
@@ -62,10 +65,21 @@ def load_model(source: ModelSource, config: EngineConfig, ops: Ops) -> CausalLM:
         ops,
         dtype=_TYPES.get(wanted, torch.float32),
         device=device,
-        fused=config.fused_steps,
+        fused=config.fused_steps and how is None,
         quantize=quantizer(config.quantize, ops, device),
     )
     positions = min(model.max_position, config.max_context or _MAX_POSITIONS, _MAX_POSITIONS)
     # What the loaded model says it can do is what its rotary table covers
     served = dataclasses.replace(model, max_position=positions)
-    return find_family(model.architecture, checkpoint.path).load(loader, served, positions)
+    loaded = find_family(model.architecture, checkpoint.path).load(loader, served, positions)
+    return loaded if how is None else Embedder(loaded, how)
+
+
+def _embedding(source: ModelSource, config: EngineConfig, model: ModelConfig) -> Embedding | None:
+    """How texts are embedded, where that is the task. Raises WeightsError."""
+    if config.task == "generate":
+        if is_headless(model.architecture):
+            raise WeightsError(f"{source.path}: {model.architecture} has no head: it embeds and does not generate")
+        return None
+    found = read_embedding(source)
+    return found or (DEFAULT if config.task == "embed" or is_headless(model.architecture) else None)
