@@ -1,7 +1,9 @@
-"""Speed of the engine by itself, one stream: prefill of 256 tokens and decode, beside llama.cpp in the same run.
+"""Speed of the engine by itself, one stream: prefill of 256 tokens and decode, beside llama.cpp in the same run, or in
+fewer bytes beside float32.
 
-Both run in a process without HTTP, on the same Q4_1 file and all cores, turn by turn; the prefix caches are off.
-llama.cpp's figures are its own timings. Needs --peer-dir for the peer.
+Each runs in a process without HTTP, from the same Q4_1 file on all cores, turn by turn; the prefix caches are off.
+llama.cpp's figures are its own timings. Needs --peer-dir for the peer. --formats compares float32, which is the file
+made dense, with that quantised again at load to 8 and 4 bits, and with the file's own blocks.
 """
 
 from __future__ import annotations
@@ -12,8 +14,9 @@ import random
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import orjson
 import torch
@@ -26,7 +29,14 @@ from engine.core import EngineCore
 from engine.sampling_params import SamplingParams
 from engine.wire import Progress, Refused, Submit, pack_tokens
 
-OURS, LLAMA = "headrace", "llama.cpp q4_1"
+OURS, LLAMA, DENSE = "headrace", "llama.cpp q4_1", "float32"
+FORMATS: dict[str, dict[str, Any]] = {
+    DENSE: {"dtype": "float32"},
+    "int8": {"dtype": "float32", "quantize": "int8"},
+    "int4": {"dtype": "float32", "quantize": "int4"},
+    OURS: {},
+}
+"""What the engine is told for each format"""
 DECODE_AFTER = 16
 """Prompt tokens before the measured decode."""
 
@@ -44,8 +54,8 @@ class Engine(Protocol):
 class OurEngine:
     """EngineCore in this process."""
 
-    def __init__(self, model: str, threads: int) -> None:
-        config = EngineConfig(model=model, threads=threads, prefix_cache=False)
+    def __init__(self, model: str, threads: int, **settings: Any) -> None:
+        config = EngineConfig(model=model, threads=threads, prefix_cache=False, **settings)
         self._core = EngineCore.load(config)
         self._count = 0
 
@@ -134,30 +144,33 @@ def measure(
 
 
 def summary(runs: Sequence[dict[str, object]], prefill: int, decode: int) -> list[results.Row]:
-    """Return one line per engine with medians and the spread, and our ratio to each peer."""
+    """Return one line per engine with medians and the spread, and ratios: ours to each, or each to float32."""
     rows: list[results.Row] = []
+    labels = list(dict.fromkeys(str(run["engine"]) for run in runs))
 
     def median(label: str, key: str, share: float = 0.5) -> float:
         return results.percentile([float(str(run[key])) for run in runs if run["engine"] == label], share)
 
-    for label in dict.fromkeys(str(run["engine"]) for run in runs):
-        rows.append(
-            {
-                "engine": label,
-                f"prefill {prefill} tok/s": median(label, "prefill_tok_s"),
-                f"decode {decode} tok/s": median(label, "decode_tok_s"),
-                "worst decode": median(label, "decode_tok_s", 0),
-                "best decode": median(label, "decode_tok_s", 1),
-                "ours / this, prefill": median(OURS, "prefill_tok_s") / median(label, "prefill_tok_s"),
-                "ours / this, decode": median(OURS, "decode_tok_s") / median(label, "decode_tok_s"),
-            }
-        )
+    for label in labels:
+        row: results.Row = {
+            "engine": label,
+            f"prefill {prefill} tok/s": median(label, "prefill_tok_s"),
+            f"decode {decode} tok/s": median(label, "decode_tok_s"),
+            "worst decode": median(label, "decode_tok_s", 0),
+            "best decode": median(label, "decode_tok_s", 1),
+        }
+        base, names = (DENSE, "this / float32") if DENSE in labels else (OURS, "ours / this")
+        for part in ("prefill", "decode"):
+            ratio = median(label, f"{part}_tok_s") / median(base, f"{part}_tok_s")
+            row[f"{names}, {part}"] = ratio if base == DENSE else 1 / ratio
+        rows.append(row)
     return rows
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.decode", description=__doc__)
     parser.add_argument("--peer-dir", type=Path, help="folder with the peers' environments")
+    parser.add_argument("--formats", action="store_true", help="float32, int8, int4 and the file's own in one run")
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--prefill", type=int, default=256)
@@ -165,7 +178,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--reps", type=int, default=5)
     parser.add_argument("--quiet", type=float, default=0, help="wait at most this many seconds for a quiet machine")
     options = parser.parse_args(argv)
-    makers: dict[str, Callable[[], Engine]] = {OURS: lambda: OurEngine(options.model, options.threads)}
+    makers: dict[str, Callable[[], Engine]] = {}
+    for label, settings in FORMATS.items() if options.formats else [(OURS, FORMATS[OURS])]:
+        makers[label] = partial(OurEngine, options.model, options.threads, **settings)
     if options.peer_dir is not None:
         makers[LLAMA] = lambda: LlamaEngine(options.peer_dir, options.threads)
     engines = {label: make() for label, make in makers.items()}
@@ -176,7 +191,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         for engine in engines.values():
             engine.close()
     rows = summary(runs, options.prefill, options.decode)
-    results.report("decode", rows, {"threads": options.threads, "summary": rows, "runs": runs})
+    results.report(
+        "formats_speed" if options.formats else "decode",
+        rows,
+        {"threads": options.threads, "summary": rows, "runs": runs},
+    )
     return 0
 
 

@@ -15,8 +15,8 @@ from kernels.interface import BlockFormat, BlockQuantized, CodeFormat, ScaledWei
 from kernels.scaled import pack_nibbles
 
 BLOCK = 32
-INT4_GROUP = 128
-"""Inputs under one scale of int4 codes, where they are a multiple of it."""
+INT4_GROUPS = (128, 64, BLOCK)
+"""Inputs under one scale of int4 codes: the first of these that divides them."""
 E4M3_MAX = 448.0
 _HALF_MAX = 65_504.0
 _CHUNK = 1 << 24
@@ -38,7 +38,7 @@ def quantize_blocks(matrix: Tensor, format: BlockFormat) -> BlockQuantized:
 
 def quantize_codes(matrix: Tensor, format: CodeFormat) -> ScaledWeight:
     """A float matrix [N, K] as codes: int8 and fp8 under a scale for each row, int4 under a scale and a zero for each
-    INT4_GROUP inputs (each 32 where K is no multiple of it). Raises ValueError for mxfp4, or an odd K with int4."""
+    group of INT4_GROUPS. Raises ValueError for mxfp4, or an odd K with int4."""
     if format == "int8":
         scales = _in_pieces(matrix, lambda piece: _largest(piece) / 127.0)
         codes = _in_pieces(matrix, lambda piece: _steps(piece, 127.0).round().to(torch.int8))
@@ -122,8 +122,8 @@ def _fitted(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def _int4(matrix: Tensor) -> ScaledWeight:
     rows, inputs = matrix.shape
-    group = INT4_GROUP if inputs % INT4_GROUP == 0 else BLOCK
-    if inputs % group:
+    group = next((size for size in INT4_GROUPS if inputs % size == 0), 0)
+    if not group:
         raise ValueError(f"int4 codes need a multiple of {BLOCK} inputs, not {inputs}")
     found: list[tuple[Tensor, Tensor, Tensor]] = []
     step = max(1, _CHUNK // inputs)

@@ -13,7 +13,8 @@ from kernels.quantize import BLOCK, quantize_blocks, quantize_codes
 Quantizer = Callable[[str, Tensor], WeightPart]
 """(name, matrix [N, K]) → the matrix in fewer bytes, or as it is."""
 
-_VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
+VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
+"""The matrices that take 8 bits where others take 4."""
 _ROUTERS = (".gate.weight", ".router.weight")
 
 
@@ -30,7 +31,7 @@ def quantizer(kind: Quantize, ops: Ops, device: str) -> Quantizer | None:
     def quantized(name: str, matrix: Tensor) -> WeightPart:
         if name.endswith(_ROUTERS) or matrix.dim() != 2:
             return matrix
-        four = kind == "int4" and name not in _VOCABULARY
+        four = kind == "int4" and name not in VOCABULARY
         if (blocks or four) and matrix.shape[1] % BLOCK:
             return matrix
         if blocks:
