@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from marketplace.agent import credentials, volumes
+from marketplace.agent import cdi, credentials, volumes
 from marketplace.agent.client import ServerClient
 from marketplace.agent.credentials import CredentialError, Credentials
 from marketplace.agent.disks import RetainedDisks
@@ -32,6 +32,7 @@ from marketplace.agent.inventory import Machine
 from marketplace.agent.keeper import Keeper
 from marketplace.agent.lease_door import lease_app
 from marketplace.agent.leases import LeaseBook
+from marketplace.agent.mig import Mig
 from marketplace.agent.node import Agent, Surroundings
 from marketplace.agent.nvml import Nvml
 from marketplace.agent.options import NodeSettings
@@ -106,8 +107,9 @@ async def _run(settings: NodeSettings, credential: Credentials) -> int:
         write_whole(data / "node.json", msgspec.json.encode(own), durable=True)
     local = tuple(path.resolve() for path in settings.image_folders)
     images = ImageStore(data / "images", now=_now, local=local, private=settings.private_images)
-    care = GpuCare(vfio, nvml)
-    drivers = _drivers(kinds, settings, data, own, images, vfio, care)
+    mig = Mig(data / "mig.json", reset=vfio.reset, listed=cdi.list_devices)
+    care = GpuCare(vfio, nvml, mig)
+    drivers = _drivers(kinds, settings, data, own, images, vfio, care, mig)
     agent, keeper, leases = _agent(settings, credential, data, own, drivers, images, vfio, nvml, care)
     engines = unix_listener(data / "leases.sock")
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
@@ -136,6 +138,7 @@ def _drivers(
     images: ImageStore,
     vfio: Vfio,
     care: GpuCare,
+    mig: Mig,
 ) -> dict[Kind, Driver]:
     """The drivers of these kinds."""
     drivers: dict[Kind, Driver] = {}
@@ -158,6 +161,7 @@ def _drivers(
             label=own.machine_id,
             socket=settings.container_socket,
             insecure=settings.insecure_registries,
+            devices=mig.make,
             returned=partial(_look_at, care),
         )
     return drivers
@@ -230,8 +234,8 @@ def _agent(
     return agent, keeper, leases
 
 
-def _look_at(care: GpuCare, uuids: list[str]) -> None:
-    for problem in care.given_back(uuids):
+def _look_at(care: GpuCare, names: list[str]) -> None:
+    for problem in care.given_back(names):
         _log.error("%s", problem)
 
 

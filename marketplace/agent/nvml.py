@@ -13,11 +13,10 @@ from typing import Any
 
 import msgspec
 
+from marketplace.agent import mig_facts
 from marketplace.agent.gpu_names import by_nvml, kernel_modules
 from marketplace.agent.inventory_wire import Gpu, MigInstance, MigProfile
 from marketplace.agent.wire import GpuSample
-
-_SLICES = 8
 
 
 class Nvml:
@@ -113,7 +112,7 @@ class Nvml:
         for index in range(nvml.nvmlDeviceGetCount()):
             with contextlib.suppress(nvml.NVMLError):
                 handle = nvml.nvmlDeviceGetHandleByIndex(index)
-                yield index, _slot(nvml.nvmlDeviceGetPciInfo(handle).busId), handle
+                yield index, slot_of(nvml.nvmlDeviceGetPciInfo(handle).busId), handle
 
     def _told(self, nvml: Any, gpu: Gpu, index: int, handle: Any) -> Gpu:
         def ask(name: str, *arguments: Any) -> Any:
@@ -138,7 +137,7 @@ class Nvml:
             vram_bytes=gpu.vram_bytes if memory is None else int(memory.total),
             mig_enabled=mig,
             mig_instances=list(self._instances(nvml, handle)) if mig else [],
-            mig_profiles=list(self._profiles(nvml, handle)) if mig else [],
+            mig_profiles=[] if mode is None else self._profiles(nvml, handle),
         )
 
     def _instances(self, nvml: Any, handle: Any) -> Iterator[MigInstance]:
@@ -156,14 +155,11 @@ class Nvml:
                     vram_bytes=memory,
                 )
 
-    def _profiles(self, nvml: Any, handle: Any) -> Iterator[MigProfile]:
-        for number in range(nvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
-            with contextlib.suppress(nvml.NVMLError):
-                info = nvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, number)
-                places = nvml.nvmlDeviceGetGpuInstancePossiblePlacements(handle, info.id)
-                sizes = {int(place.size) for place in places} or {_SLICES}
-                name = f"{info.sliceCount}g.{round(info.memorySizeMB / 1024)}gb"
-                yield MigProfile(profile=name, size=max(sizes), placements=sorted(int(one.start) for one in places))
+    def _profiles(self, nvml: Any, handle: Any) -> list[MigProfile]:
+        return [
+            MigProfile(profile=one.name, size=max(one.sizes.values()), placements=sorted(one.sizes))
+            for one in mig_facts.profiles(nvml, handle)
+        ]
 
     def _sample(self, nvml: Any, slot: str, handle: Any) -> GpuSample:
         def ask(name: str, *arguments: Any) -> Any:
@@ -188,7 +184,7 @@ class Nvml:
         )
 
 
-def _slot(bus_id: str | bytes) -> str:
+def slot_of(bus_id: str | bytes) -> str:
     """`00000000:65:00.0` as the kernel writes it: `0000:65:00.0`."""
     domain, _, rest = _text(bus_id).lower().partition(":")
     return f"{int(domain, 16):04x}:{rest}"

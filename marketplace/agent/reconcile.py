@@ -157,7 +157,7 @@ def decide(view: View) -> list[Action]:
         else:
             action = _present(view, instance, seen.get(id), record, taken)
         if isinstance(action, Create):
-            taken |= {view.slots.get(gpu, gpu): id for gpu in action.instance.spec.gpus}
+            taken |= {_place(view, gpu): id for gpu in action.instance.spec.gpus}
         if action is not None:
             actions.append(action)
     return actions
@@ -170,7 +170,22 @@ def _holders(view: View, seen: Mapping[str, Seen]) -> dict[str, str]:
     for id, record in view.records.items():
         if record.spec is not None and record.stage not in ("Failed", "Ended"):
             named |= dict.fromkeys(record.spec.gpus, id)
-    return {view.slots.get(gpu, gpu): holder for gpu, holder in named.items()}
+    return {_place(view, gpu): holder for gpu, holder in named.items()}
+
+
+def _place(view: View, gpu: str) -> str:
+    """The slot of a GPU, or of that which it is a part of and where in it: the same, whoever names it."""
+    whole, part, where = gpu.partition("/")
+    return f"{view.slots.get(whole, whole)}{part}{where.partition('/')[0]}"
+
+
+def _free(view: View, gpu: str, id: str, taken: Mapping[str, str]) -> bool:
+    """Whether nobody else has it, all of what it is a part of, or a part of it."""
+    place = _place(view, gpu)
+    beside = [place, place.partition("/")[0]]
+    if "/" not in place:
+        beside += [other for other in taken if other.startswith(f"{place}/")]
+    return all(taken.get(other, id) == id for other in beside)
 
 
 def _present(
@@ -179,7 +194,7 @@ def _present(
     if record is None:
         if seen is not None:
             return Adopt(seen, instance.reset_seq)
-        free = all(taken.get(view.slots.get(gpu, gpu), instance.id) == instance.id for gpu in instance.spec.gpus)
+        free = all(_free(view, gpu, instance.id, taken) for gpu in instance.spec.gpus)
         return Create(instance) if free and view.connected else None
     if record.stage == "Creating":
         return Create(instance)

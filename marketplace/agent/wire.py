@@ -120,7 +120,7 @@ class ContainerSpec(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind",
     dram_bytes: int = 0
     disk_bytes: int = 0
     gpus: list[str] = []
-    """UUIDs of GPUs or MIG instances"""
+    """UUIDs of GPUs; a MIG instance is its GPU, first slice and profile: `GPU-…/4/3g.71gb`"""
     cpus: list[int] | None = None
     """threads that it may use; None floats over the node"""
     registry_auth: RegistryAuth | None = None

@@ -179,13 +179,13 @@ def _parts(unit: ReadUnit, vault: Vault, rows: Any) -> list[Parts]:
 
 
 def _gpus(unit: ReadUnit, ids: list[str]) -> dict[str, list[tuple[str, str]]]:
-    """PCI slots and UUIDs of what instances have, by instance; a MIG instance is named by its GPU and first slice."""
+    """PCI slots and UUIDs of what instances have, by instance; a MIG instance is named by its GPU, where it
+    begins and its profile: its node makes it, and knows what it is called."""
     wanted = (
         select(
             gpu_slice_claim.c.instance_id,
             gpu.c.pci_slot,
             gpu.c.uuid,
-            gpu.c.mig,
             gpu_slice_claim.c.mig_start,
             instance.c.mig_profile,
         )
@@ -196,19 +196,10 @@ def _gpus(unit: ReadUnit, ids: list[str]) -> dict[str, list[tuple[str, str]]]:
         .order_by(gpu.c.pci_slot, gpu_slice_claim.c.mig_start)
     )
     found: dict[str, list[tuple[str, str]]] = {}
-    for instance_id, slot, uuid, mig, start, profile in unit.select(wanted):
-        found.setdefault(instance_id, []).append((slot, _uuid(slot, uuid, mig, start, profile)))
+    for instance_id, slot, uuid, start, profile in unit.select(wanted):
+        whole = uuid or slot
+        found.setdefault(instance_id, []).append((slot, whole if start is None else f"{whole}/{start}/{profile}"))
     return found
-
-
-def _uuid(slot: str, uuid: str | None, mig: str, start: int | None, profile: str | None) -> str:
-    """What its container is given: the GPU, or the MIG instance of its profile that begins where its claim does. One of
-    another profile there is another device: it is not named."""
-    if start is None:
-        return uuid or slot
-    made = msgspec.json.decode(mig).get("instances", [])
-    fitting = (one["uuid"] for one in made if one["start"] == start and one["profile"] == profile)
-    return str(next(fitting, f"{uuid or slot}/{start}"))
 
 
 def _numa(unit: ReadUnit, ids: list[str]) -> dict[str, list[NumaSlice]]:

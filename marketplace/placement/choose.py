@@ -309,8 +309,8 @@ def _mig(node: NodeView, profile: str, count: int) -> tuple[Slices, ...] | str:
     found: list[Slices] = []
     busy: dict[str, set[int]] = {gpu.id: set(gpu.rented | gpu.leased) for gpu in node.gpus}
     offering = [gpu for gpu in node.gpus if gpu.usable and profile in gpu.profiles]
-    split = sorted((gpu for gpu in offering if gpu.mig_enabled), key=lambda gpu: (-len(busy[gpu.id]), gpu.pci_slot))
-    whole = [gpu for gpu in offering if not gpu.mig_enabled and not busy[gpu.id]]
+    split = sorted((gpu for gpu in offering if gpu.split), key=lambda gpu: (-len(busy[gpu.id]), gpu.pci_slot))
+    whole = [gpu for gpu in offering if not gpu.split and not busy[gpu.id]]
     for gpu in (*split, *sorted(whole, key=lambda gpu: gpu.pci_slot)):
         kind = gpu.profiles[profile]
         for start in kind.placements:

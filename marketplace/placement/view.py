@@ -45,6 +45,11 @@ class GpuView(msgspec.Struct, frozen=True, kw_only=True):
         return self.rented if self.reclaimable else self.rented | self.leased
 
     @property
+    def split(self) -> bool:
+        """Whether it is in parts, or is going to be: a part of it is rented, and its node has not told yet."""
+        return self.mig_enabled or 0 < len(self.rented) < len(ALL_SLICES)
+
+    @property
     def free(self) -> bool:
         """Whether a rental could have all of it."""
         return self.usable and not self.taken

@@ -15,6 +15,7 @@ import httpx2
 from marketplace.agent.drivers import disk_quota
 from marketplace.agent.drivers.base import STOP_TIMEOUT_S, DriverError, Kind, ListingFailedError, Progress, Seen
 from marketplace.agent.drivers.podman_service import PodmanService
+from marketplace.agent.mig import MigError
 from marketplace.agent.wire import Capabilities, ContainerSpec, Port, Power, RegistryAuth, Sample, Spec, Via
 
 _API = "/v1.41"
@@ -66,13 +67,15 @@ class PodmanDriver:
         socket: Path | None = None,
         insecure: Sequence[str] = (),
         settle_s: float = _SETTLE_S,
-        returned: Callable[[list[str]], object] = lambda uuids: None,
+        devices: Callable[[list[str]], list[str]] = lambda names: names,
+        returned: Callable[[list[str]], object] = lambda names: None,
     ) -> None:
         """`label` is the node's. `socket` None starts podman's service below `folder`. A container whose command ends
-        with an error within `settle_s` has failed. `returned` looks at the GPUs of a container that is gone, in a
-        thread, before anybody hears that it is.
+        with an error within `settle_s` has failed. `devices` makes the parts of GPUs that a container is to have, and
+        says what they are called; `returned` looks at the GPUs of one that is gone, before anybody hears that it is.
+        Both are called in a thread.
         """
-        self._returned = returned
+        self._devices, self._returned = devices, returned
         self._service = None if socket is not None else PodmanService(folder, insecure=insecure)
         self._socket = socket
         self._volumes = volumes
@@ -123,11 +126,18 @@ class PodmanDriver:
             progress("Pulling")
             await self._pull(spec.image, spec.registry_auth)
             progress("Creating")
-            await self._call("POST", f"/containers/create?name={_name(id)}", self._body(id, spec))
+            try:
+                gpus = await self._given(spec.gpus)
+                await self._call("POST", f"/containers/create?name={_name(id)}", self._body(id, spec, gpus))
+            except DriverError:
+                await self._take_back(spec.gpus)
+                raise
         await self._start(id)
 
     async def start(self, id: str) -> None:
-        """Run it again."""
+        """Run it again. Parts of GPUs are made again where the machine began anew meanwhile."""
+        known = await self._call("GET", f"/containers/{_name(id)}/json", missing=True)
+        await self._given(_gpus(known["Config"].get("Labels")) if known else [])
         await self._call("POST", f"/containers/{_name(id)}/start", missing=True)
 
     async def stop(self, id: str, timeout_s: float = STOP_TIMEOUT_S) -> None:
@@ -153,9 +163,17 @@ class PodmanDriver:
         # Removing alone would ask first and wait; whether there is anything to kill, the engines tell in many ways.
         await self._raw("POST", f"/containers/{_name(id)}/kill")
         await self._call("DELETE", f"/containers/{_name(id)}?force=true&v=true", missing=True)
-        gpus = _gpus(known["Config"].get("Labels")) if known else []
-        if gpus:
-            await asyncio.to_thread(self._returned, gpus)
+        await self._take_back(_gpus(known["Config"].get("Labels")) if known else [])
+
+    async def _given(self, names: list[str]) -> list[str]:
+        try:
+            return await asyncio.to_thread(self._devices, names) if names else []
+        except MigError as error:
+            raise DriverError("PlatformError", "The node could not make the part of a GPU.", str(error)) from error
+
+    async def _take_back(self, names: list[str]) -> None:
+        if names:
+            await asyncio.to_thread(self._returned, names)
 
     async def publish(self, id: str, ports: list[Port]) -> None:
         """A container's ports are published by its engine with every start."""
@@ -240,7 +258,7 @@ class PodmanDriver:
             last = next((line.strip() for line in reversed(tail.splitlines()) if line.strip()), "")
             raise DriverError("BadCommand", f"The container's command failed: {why}." + _saying(last), tail)
 
-    def _body(self, id: str, spec: ContainerSpec) -> dict[str, Any]:
+    def _body(self, id: str, spec: ContainerSpec, gpus: list[str]) -> dict[str, Any]:
         host: dict[str, Any] = {
             "Memory": spec.dram_bytes,
             "MemorySwap": spec.dram_bytes,
@@ -260,8 +278,8 @@ class PodmanDriver:
             host["StorageOpt"] = {"size": str(spec.disk_bytes)}
         if spec.cpus is not None:
             host["CpusetCpus"] = ",".join(map(str, spec.cpus))
-        if spec.gpus:
-            names = [f"nvidia.com/gpu={uuid}" for uuid in spec.gpus]
+        if gpus:
+            names = [f"nvidia.com/gpu={uuid}" for uuid in gpus]
             host["DeviceRequests"] = [{"Driver": "cdi", "DeviceIDs": names}]
         for volume in spec.volumes:
             (self._volumes / volume.id).mkdir(parents=True, exist_ok=True)

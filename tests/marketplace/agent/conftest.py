@@ -12,7 +12,10 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import pynvml
 import pytest
+
+from tests.marketplace.agent.nvml_library import Library
 
 _PATH = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
 
@@ -84,3 +87,12 @@ def free_port() -> int:
 def port() -> int:
     """A free port of this machine."""
     return free_port()
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> Library:
+    """A driver's library of one GPU, in the place of the real one: pynvml itself is the real one."""
+    made = Library()
+    monkeypatch.setattr(pynvml, "nvmlLib", made)
+    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+    return made

@@ -158,6 +158,9 @@ class Care:
         self.used: list[frozenset[str]] = []
         self.done: list[str] = []
 
+    def made(self) -> frozenset[str]:
+        return frozenset()
+
     def check(self, used: frozenset[str]) -> list[str]:
         self.used.append(used)
         return ["one is ill"]

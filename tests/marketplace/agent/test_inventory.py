@@ -134,33 +134,6 @@ def test_a_gpu_that_fell_off_the_bus_is_not_valid(root: Path) -> None:
     assert (found[GPU].pci_valid, found[GPU].healthy, found[GPU].problem) == (True, False, "did not come back")
 
 
-def test_mig_instances_are_named_by_slice(root: Path) -> None:
-    place = SimpleNamespace(start=2, size=2)
-    (gpu,) = (
-        machine(
-            root,
-            NVML_GPU_INSTANCE_PROFILE_COUNT=1,
-            nvmlDeviceGetMigMode=lambda handle: (1, 1),
-            nvmlDeviceGetMaxMigDeviceCount=lambda handle: 1,
-            nvmlDeviceGetMigDeviceHandleByIndex=lambda handle, number: "mig",
-            nvmlDeviceGetGpuInstanceId=lambda device: 5,
-            nvmlDeviceGetGpuInstanceById=lambda handle, number: "instance",
-            nvmlGpuInstanceGetInfo=lambda instance: SimpleNamespace(placement=place),
-            nvmlDeviceGetUUID=lambda handle: "MIG-1" if handle == "mig" else "GPU-1",
-            nvmlDeviceGetName=lambda handle: "NVIDIA H200 MIG 2g.35gb" if handle == "mig" else "NVIDIA H200",
-            nvmlDeviceGetGpuInstanceProfileInfo=lambda handle, number: SimpleNamespace(
-                id=1, sliceCount=2, memorySizeMB=35 * 1024
-            ),
-            nvmlDeviceGetGpuInstancePossiblePlacements=lambda handle, number: [place],
-        )
-        .inventory()
-        .gpus
-    )
-    (instance,) = gpu.mig_instances
-    assert (instance.uuid, instance.profile, instance.start, instance.size) == ("MIG-1", "2g.35gb", 2, 2)
-    assert [(one.profile, one.size, one.placements) for one in gpu.mig_profiles] == [("2g.35gb", 2, [2])]
-
-
 @pytest.mark.parametrize(
     ("device", "architecture", "modules"),
     [

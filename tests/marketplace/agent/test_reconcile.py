@@ -242,3 +242,21 @@ def test_a_wanted_machine_is_never_destroyed(
     assert destroys == (want == "Absent" and (power is not None or known in ("Creating", "Created", "Failing")))
     if known in ("Created", "Failed", "Ended") and power is None:
         assert not any(isinstance(action, reconcile.Create) for action in actions)
+
+
+def test_a_part_of_a_gpu_and_all_of_it_exclude_each_other_and_parts_beside_it_do_not() -> None:
+    slots = {"GPU-1": "0000:65:00.0"}
+    part, beside, whole = "GPU-1/0/3g.71gb", "GPU-1/4/3g.71gb", "GPU-1"
+
+    def begun(wanted: str, *, has: str = "", leased: str = "") -> bool:
+        there = [seen("b", gpus=[has])] if has else []
+        known = [record("b", spec=spec(gpus=[has]))] if has else []
+        wishes = [wish("a", spec=spec(gpus=[wanted]))] + [wish("b", spec=spec(gpus=[has])) for _ in there]
+        around = view(wanted=wishes, there=there, known=known, slots=slots, leased=frozenset({leased} - {""}))
+        return any(isinstance(one, reconcile.Create) and one.instance.id == "a" for one in decide(around))
+
+    assert begun(part) and begun(part, has=beside)
+    assert not begun(part, has=part) and not begun(part, has="0000:65:00.0/0/3g.71gb")
+    assert not begun(part, has=whole) and not begun(whole, has=part) and not begun(part, leased="0000:65:00.0")
+    both = view(wanted=[wish("a", spec=spec(gpus=[part])), wish("b", spec=spec(gpus=[whole]))], slots=slots)
+    assert [one.instance.id for one in decide(both) if isinstance(one, reconcile.Create)] == ["a"]

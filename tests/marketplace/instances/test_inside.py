@@ -152,8 +152,7 @@ def test_a_slice_is_named_by_the_instance_of_its_profile_that_begins_there(
     assert rack.rent(ada, "h200.part", container=True).status == 409
     node.poll()
     named = {one.id: one.spec.gpus for one in node.desired.instances}
-    # Where a smaller one begins there is none of its own yet: never somebody's other device.
-    assert sorted(named[machine] for machine in rented) == [["GPU-g01-0/0"], ["MIG-half"]]
+    assert sorted(named[machine] for machine in rented) == [["GPU-g01-0/0/3g.71gb"], ["GPU-g01-0/4/3g.71gb"]]
     assert rack.audit().clean
 
 

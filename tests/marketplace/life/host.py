@@ -223,7 +223,7 @@ class Host:
 
     def _slot(self, name: str) -> str:
         uuid, part, start = name.partition("/")
-        return f"{self.slots.get(uuid, uuid)}{part}{start}"
+        return f"{self.slots.get(uuid, uuid)}{part}{start.partition('/')[0]}"
 
     def wrong(self) -> list[str]:
         """What the node's own records, engines and neighbours show to be wrong."""

@@ -152,6 +152,11 @@ def test_mig_goes_to_split_gpus_first_and_never_below_a_whole_one() -> None:
     assert numbers(placed(fit(view, wanted(gpus=1)))) == [0], "a whole GPU is never one that is split"
     assert refused(fit(view, wanted(mig_profile="1g.10gb"))).step == "service", "containers only"
     assert placed(fit(node(gpus=view.gpus, vm_mig=True), wanted(mig_profile="1g.10gb")))
+    telling = node(gpus=(one(0, False, {0, 1}), one(1, False, set())))
+    (beside,) = placed(fit(telling, small)).slices
+    assert (beside.gpu.number, beside.start) == (0, 2), "it is going to be split, whether its node has told or not"
+    full = node(gpus=(one(0, False, set(range(8))),))
+    assert refused(fit(full, small)).step == "gpu"
 
 
 def test_dedicated_cores_are_whole_and_near_the_gpu() -> None:
