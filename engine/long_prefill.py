@@ -1,0 +1,102 @@
+"""When a step's attention goes by FlashAttention: a step with a long prompt in it, where that was measured faster.
+
+Such a step runs unrecorded, because a library's launch depends on the lengths, and gathers keys and values out of their
+pages first. Both cost, so a step goes that way only where the attention is so much that it pays: costs are measured on
+the device at the start, the decision is arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.batch import KVTensors
+from engine.runner import Flight
+from kernels.interface import Ops
+from kernels.long_prefill import GATHER_BYTES, Library, LongPrefill, gathered_bytes
+
+Seconds = Callable[[Callable[[], object]], float]
+"""How long the device takes for some work"""
+MOST_KEYS = 8192
+"""Keys of the sequence that costs are measured with, at most"""
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Seconds on one device, with one model's heads."""
+
+    paged_s: float
+    """a layer's attention over pages, for each query and key that it sees"""
+    library_s: float
+    """the library's"""
+    gather_s: float
+    """a layer's keys and values out of their pages, for each key"""
+    launch_s: float
+    """launching a step that is not recorded"""
+
+    def saved_s(self, queries: Sequence[int], keys: Sequence[int], layers: int) -> float:
+        """What the library saves in a step; below 0 what it loses. queries, keys: of each sequence; the queries are
+        its last tokens. The launch counts in full, though the device hides some of it."""
+        pairs = sum(seen(q, k) for q, k in zip(queries, keys, strict=True))
+        layer_s = (self.paged_s - self.library_s) * pairs - self.gather_s * sum(keys)
+        return layers * layer_s - self.launch_s
+
+
+def seen(queries: int, keys: int) -> int:
+    """Pairs of a query and a key that it sees."""
+    return queries * keys - queries * (queries - 1) // 2
+
+
+class LongPrefills:
+    """Which steps go by the library."""
+
+    def __init__(self, by: Library, kv: KVTensors, layers: int, costs: Costs | None) -> None:
+        """layers: those that the library can do. costs: None sends every step with a prompt that way."""
+        self.by = by
+        self.costs = costs
+        self._kv = kv
+        self._layers = layers
+        self._most_keys = GATHER_BYTES // max(1, gathered_bytes(1, kv.keys[0]))
+
+    def lengths(self, flight: Flight) -> tuple[list[int], list[int]] | None:
+        """Queries and keys of each sequence of a step that goes that way."""
+        packed = flight.packed
+        if packed.same or packed.tokens == packed.seqs or len(packed.lens) != len(flight.work):
+            return None
+        queries, keys = [part.tokens for part in flight.work], packed.lens.tolist()
+        if sum(keys) > self._most_keys:
+            return None
+        pays = self.costs is None or self.costs.saved_s(queries, keys, self._layers) > 0
+        return (queries, keys) if pays else None
+
+    def plan(self, lengths: tuple[list[int], list[int]], page_table: Tensor) -> LongPrefill:
+        """The step's attention. page_table: the device's, a row a sequence."""
+        queries, keys = lengths
+        return LongPrefill(self.by, queries, keys, page_table, self._kv.page_size)
+
+
+def measure(
+    ops: Ops, by: Library, kv: KVTensors, *, num_heads: int, scale: float, step_tokens: int, max_context: int,
+    dtype: torch.dtype, seconds: Seconds, launch_s: float,
+) -> Costs:  # fmt: skip
+    """Time both ways for a chunk of a long prompt: step_tokens queries at the end of as many keys as fit. dtype: of
+    activations."""
+    cache, size = kv.keys[0], kv.page_size
+    pages = min(MOST_KEYS, max_context, GATHER_BYTES // max(1, gathered_bytes(1, cache))) // size
+    pages = max(1, min(pages, cache.shape[0]))
+    keys = pages * size
+    queries = min(step_tokens, keys)
+    place = cache.device
+    q = torch.zeros(queries, num_heads, cache.shape[3], dtype=dtype, device=place)
+    table = torch.arange(pages, dtype=torch.int32, device=place)[None]
+    starts = torch.tensor([0, queries], dtype=torch.int32, device=place)
+    lens = torch.tensor([keys], dtype=torch.int32, device=place)
+    plan = LongPrefill(by, [queries], [keys], table, size)
+    whole_s = seconds(lambda: plan.attend(q, kv.keys[0], kv.values[0], scale, 0.0))
+    gather_s = seconds(lambda: (plan.gathered(kv.keys[0]), plan.gathered(kv.values[0])))
+    paged_s = seconds(lambda: ops.paged_attention(q, kv.keys[0], kv.values[0], starts, lens, table, scale))
+    pairs = seen(queries, keys)
+    return Costs(paged_s / pairs, max(0.0, whole_s - gather_s) / pairs, gather_s / keys, launch_s)
