@@ -27,6 +27,8 @@ class Delta(msgspec.Struct):
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     """The stop string or stop token id that ended the answer (None for the model's own end of sequence)."""
+    vector: bytes | None = None
+    """In the place of text, with the end: the embedding of the prompt, float32, little-endian."""
 
 
 class Answer:
@@ -113,6 +115,7 @@ class Answer:
             self._stop(detokenizer.stopped, detokenizer.consumed)
             return
         delta.finish_reason = said.finish_reason
+        delta.vector = said.vector
         if said.stop_token in self._stop_tokens:
             delta.stop_reason = said.stop_token
 
