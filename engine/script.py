@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
+import struct
 import time
 import uuid
 from collections import OrderedDict, deque
@@ -42,6 +43,8 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Tokens of an answer reported as guessed before, at most all but the first."""
     rejected: int = 0
     """Guesses reported as dropped."""
+    dimensions: int = 0
+    """Answer with vectors of so many numbers, a hash of the prompt's tokens; 0 answers with tokens."""
     max_context: int = 8192
     """Most tokens of prompt and answer together."""
     kv_tokens: int = 65_536
@@ -72,7 +75,9 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class _Stream:
     """One request that runs or waits."""
 
-    __slots__ = ("counters", "due", "finish", "length", "params", "prompt", "request_id", "said", "seed")
+    __slots__ = (
+        "counters", "due", "finish", "length", "params", "prompt", "request_id", "said", "seed", "vector"
+    )  # fmt: skip
 
     def __init__(self, submit: Submit, script: Script) -> None:
         self.request_id = submit.request_id
@@ -85,6 +90,15 @@ class _Stream:
         self.said = 0
         self.due = 0.0
         self.counters = Counters(prompt=self.prompt)
+        self.vector = _vector(submit.prompt, script.dimensions) if script.dimensions else None
+
+
+def _vector(prompt: bytes, dimensions: int) -> bytes:
+    """A vector of length 1 that follows from the prompt: float32, little-endian."""
+    seed = xxhash.xxh3_64_intdigest(prompt)
+    numbers = [(seed + k * 0x9E3779B97F4A7C15) % 2001 - 1000.5 for k in range(dimensions)]
+    length = math.sqrt(sum(number * number for number in numbers))
+    return struct.pack(f"<{dimensions}f", *(number / length for number in numbers))
 
 
 class ScriptedCore:
@@ -122,6 +136,11 @@ class ScriptedCore:
     def kv_tokens(self) -> int:
         """Capacity in the greeting."""
         return self.script.kv_tokens
+
+    @property
+    def dimensions(self) -> int:
+        """Numbers of a vector, 0 where there are none."""
+        return self.script.dimensions
 
     @property
     def vocab_size(self) -> int:
@@ -261,6 +280,9 @@ class ScriptedCore:
         if index == script.fail_token:
             self._end(stream, "error", b"", None, "the script says so")
             return
+        if stream.vector is not None:
+            self._end(stream, "stop", b"", None)
+            return
         last = index + 1 >= stream.length
         token = self._draw(stream, index)
         stop_token: int | None = None
@@ -330,6 +352,7 @@ class ScriptedCore:
                 finish_reason=finish,
                 stop_token=stop_token,
                 error=error,
+                vector=stream.vector if finish == "stop" else None,
             )
         )
         while self._waiting and self._running < self.script.max_running:

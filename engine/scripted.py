@@ -163,6 +163,7 @@ class ScriptedEngine:
             vocab_size=script.vocab_size,
             kv_tokens=script.kv_tokens,
             pid=os.getpid(),
+            dimensions=script.dimensions,
         )
 
     def joined(self, peer: _Peer) -> None:

@@ -65,6 +65,11 @@ class LoadedCore(Core, Protocol):
         """Token ids are below this."""
         ...
 
+    @property
+    def dimensions(self) -> int:
+        """Numbers of a vector of an embedding model, 0 for a model that generates."""
+        ...
+
     def in_flight(self) -> list[InFlight]:
         """What is being computed; asked from another thread, when a step does not end."""
         ...
@@ -303,6 +308,7 @@ def _serve(
         vocab_size=core.vocab_size,
         kv_tokens=core.kv_tokens,
         pid=os.getpid(),
+        dimensions=core.dimensions,
     )
 
     def stuck(seconds: float) -> None:

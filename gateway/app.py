@@ -35,6 +35,7 @@ from gateway.inference import models as model_lists
 from gateway.inference import pipeline
 from gateway.inference.chat import ChatAsk
 from gateway.inference.completions import CompletionAsk
+from gateway.inference.embeddings import EmbeddingAsk
 from gateway.inference.endpoint import Endpoint, Handler, not_found
 from gateway.inference.http import Exchange, Receive, Scope, Send
 from gateway.inference.pipeline import Limits, Services
@@ -246,6 +247,9 @@ class Gateway:
         async def completions(exchange: Exchange) -> None:
             await pipeline.answer(services, exchange, CompletionAsk)
 
+        async def embeddings(exchange: Exchange) -> None:
+            await pipeline.answer(services, exchange, EmbeddingAsk)
+
         async def models(exchange: Exchange) -> None:
             key = await pipeline.authenticate(services, exchange)
             await exchange.json(200, model_lists.list_models(services.catalogue, key))
@@ -283,6 +287,7 @@ class Gateway:
             # Stored completions do not exist here: reading them is 404, as at a server that stores none.
             endpoint("/v1/chat/completions", POST=chat, GET=not_found),
             endpoint("/v1/completions", POST=completions),
+            endpoint("/v1/embeddings", POST=embeddings),
             endpoint("/v1/models", GET=models),
             endpoint("/v1/models/{name:path}", GET=model),
             endpoint("/v1/usage", GET=usage),

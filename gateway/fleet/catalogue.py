@@ -76,7 +76,14 @@ class Model:
     @property
     def max_context(self) -> int:
         """Most tokens of prompt and answer together, 0 while the engine has not said so yet."""
-        return self.server.max_context
+        # An engine that embeds counts the step that gives the vector
+        return max(0, self.server.max_context - 1) if self.dimensions else self.server.max_context
+
+    @property
+    def dimensions(self) -> int:
+        """Numbers of a vector of an embedding model; 0 for a model that generates."""
+        welcome = self.server.client.welcome
+        return 0 if welcome is None else welcome.dimensions
 
 
 class Catalogue:

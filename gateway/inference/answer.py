@@ -20,6 +20,9 @@ from marketplace.ledger.rules import Outcome
 
 log = logging.getLogger(__name__)
 
+AT_ONCE = 128
+"""Most of a call's runs that the engine has at a time."""
+
 
 class Answer:
     """Drives the runs of one call and tells its sink and its response how it went."""
@@ -112,8 +115,16 @@ class Answer:
 
 
 async def _all(runs: list[Run], sink: Sink) -> list[Settlement]:
-    """Drive several runs at once; the first failure ends the others."""
-    tasks = [asyncio.create_task(run.drive(sink)) for run in runs]
+    """Drive several runs at once; the first failure ends the others. Those past AT_ONCE are begun when others end."""
+    places = asyncio.Semaphore(AT_ONCE)
+
+    async def drive(run: Run) -> Settlement:
+        async with places:
+            if not run.begun:
+                run.begin()
+            return await run.drive(sink)
+
+    tasks = [asyncio.create_task(drive(run)) for run in runs]
     try:
         return list(await asyncio.gather(*tasks))
     finally:

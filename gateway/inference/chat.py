@@ -14,7 +14,7 @@ from gateway.inference.sampling import sampling_params
 from gateway.inference.schema import ChatRequest, parse_chat, template_messages
 from gateway.inference.sinks import Collected
 from gateway.inference.sse import ChatChunks
-from gateway.inference.surface import room_for_answer
+from gateway.inference.surface import check_generates, room_for_answer
 
 
 class ChatAsk:
@@ -30,6 +30,10 @@ class ChatAsk:
     def text_size(self) -> int:
         """Characters of all messages."""
         return sum(len(message["content"]) for message in self._messages)
+
+    def check(self, dimensions: int) -> None:
+        """The model generates. Raises ApiError."""
+        check_generates(self.request.model, "chat/completions", dimensions)
 
     def encode(self, tokenizer: Tokenizer) -> list[list[int]]:
         """The conversation through the model's chat template; one prompt."""

@@ -15,7 +15,7 @@ from gateway.inference.decode import decode
 from gateway.inference.sampling import POLICY, Count, Sampling, check_sampling, sampling_params
 from gateway.inference.sinks import Collected
 from gateway.inference.sse import CompletionChunks
-from gateway.inference.surface import room_for_answer
+from gateway.inference.surface import check_generates, room_for_answer
 
 DEFAULT_MAX_TOKENS = 16
 MAX_LOGPROBS = 5
@@ -67,6 +67,10 @@ class CompletionAsk:
     def text_size(self) -> int:
         """Characters of all prompts."""
         return sum(len(prompt) for prompt in self._prompts if isinstance(prompt, str))
+
+    def check(self, dimensions: int) -> None:
+        """The model generates. Raises ApiError."""
+        check_generates(self.request.model, "completions", dimensions)
 
     def encode(self, tokenizer: Tokenizer) -> list[list[int]]:
         """Prompts as token ids."""

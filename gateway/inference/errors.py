@@ -117,6 +117,17 @@ def model_not_found(name: str) -> ApiError:
     )
 
 
+def wrong_task(model: str, route: str, why: str) -> ApiError:
+    """The model exists and does something else. An embedding model is not found where it should talk, as at OpenAI."""
+    shown = model if len(model) <= 100 else model[:100] + "…"
+    return ApiError(
+        400 if route == "embeddings" else 404,
+        f"The model '{shown}' is not supported at /v1/{route}: {why}.",
+        code="model_not_supported",
+        param="model",
+    )
+
+
 def not_found(method: str, path: str) -> ApiError:
     """No such route."""
     return ApiError(404, f"Invalid URL ({method} {path[:200]}).", code="unknown_url")

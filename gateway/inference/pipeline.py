@@ -24,7 +24,7 @@ from gateway.admission.spendings import Spendings
 from gateway.admission.tab import Tab
 from gateway.fleet.catalogue import Catalogue, Model
 from gateway.inference import errors, limits
-from gateway.inference.answer import Answer
+from gateway.inference.answer import AT_ONCE, Answer
 from gateway.inference.errors import ApiError
 from gateway.inference.http import ClientGone, Exchange
 from gateway.inference.outbox import Outbox
@@ -136,6 +136,7 @@ async def _admit(
     """Tokenise, take places in the queue, hold money, ask the engine. Raises ApiError; then nothing is taken."""
     if not model.connected:
         raise errors.unavailable(f"The engine that serves '{model.name}' is starting. Please retry shortly.")
+    ask.check(model.dimensions)
     check_vocabulary(ask.request, model.tokenizer.vocab_size)
     if ask.text_size > services.limits.inline_chars:
         loop = asyncio.get_running_loop()
@@ -160,7 +161,7 @@ async def _admit(
         )
     now = round(services.clock() * 1e6)
     try:
-        ticket = model.capacity.enter(now, n * len(prompts))
+        ticket = model.capacity.enter(now, min(n * len(prompts), AT_ONCE))
     except OverloadedError as error:
         for tab in tabs:
             tab.cancel()
@@ -265,7 +266,7 @@ def _dispatch(
         for index, (charge, prompt, asked) in enumerate(zip(charges, prompts, params, strict=True))
     ]
     try:
-        for run in runs:
+        for run in runs[:AT_ONCE]:
             run.begin()
     except ApiError:
         for run in runs:

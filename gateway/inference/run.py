@@ -59,6 +59,11 @@ class Run:
         self._flow: Flow | None = None
 
     @property
+    def begun(self) -> bool:
+        """True once an engine was asked."""
+        return self._generation is not None
+
+    @property
     def durable(self) -> bool:
         """True once the hold is on disk."""
         future = self.charge.durable

@@ -116,7 +116,7 @@ class StreamSink:
 class Collected:
     """One choice of a body, as far as it has come."""
 
-    __slots__ = ("deltas", "finish_reason", "stop_reason", "text")
+    __slots__ = ("deltas", "finish_reason", "stop_reason", "text", "vector")
 
     def __init__(self, opening: str) -> None:
         self.text = opening
@@ -124,6 +124,8 @@ class Collected:
         """Those with log-probabilities."""
         self.finish_reason = "length"
         self.stop_reason: StopReason = None
+        self.vector: bytes | None = None
+        """In the place of text: an embedding, float32, little-endian."""
 
 
 class BodySink:
@@ -148,6 +150,7 @@ class BodySink:
             if delta.finish_reason is not None:
                 choice.finish_reason = _reason(delta)
                 choice.stop_reason = delta.stop_reason
+                choice.vector = delta.vector
 
     def release(self, first: int) -> None:
         """Nothing was held: nothing is told before the end."""

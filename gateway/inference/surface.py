@@ -29,6 +29,10 @@ class Ask(Protocol):
     def text_size(self) -> int:
         """Characters to tokenise."""
 
+    def check(self, dimensions: int) -> None:
+        """The model can do this: `dimensions` are the numbers of its vectors, 0 for a model that generates. Raises
+        ApiError."""
+
     def encode(self, tokenizer: Tokenizer) -> list[list[int]]:
         """The prompts as token ids, each of which is answered `n` times. Raises ApiError."""
 
@@ -51,6 +55,12 @@ class Ask(Protocol):
         self, request_id: str, created: int, choices: list[Collected], usage: dict[str, Any], tokenizer: Tokenizer
     ) -> dict[str, Any]:
         """The whole answer."""
+
+
+def check_generates(model: str, route: str, dimensions: int) -> None:
+    """Raise ApiError for a model that embeds."""
+    if dimensions:
+        raise errors.wrong_task(model, route, "it embeds text (POST /v1/embeddings) and does not generate it")
 
 
 def room_for_answer(asked: int | None, prompt_tokens: int, max_context: int, param: str) -> int:
