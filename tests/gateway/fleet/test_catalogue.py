@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.client import EngineClient
 from engine.generation import EngineError
 from gateway.admission.capacity import Capacity
 from gateway.fleet.catalogue import Catalogue, Model, offered, per_token
@@ -22,7 +23,7 @@ def test_a_price_per_token_is_exact(nano: int) -> None:
 
 
 class _Server:
-    client: Any = None
+    client = EngineClient("nowhere.sock")
     connected = False
     max_context = 0
 
