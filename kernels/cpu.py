@@ -166,7 +166,8 @@ class CpuOps:
         """Rotate q and k, write k and v, return q [T, Hq, D]. Raises IndexError before anything is written."""
         tokens = qkv.shape[0]
         pages, page_size, head_dim, kind = cache_shape(key_cache, value_cache, num_kv_heads)
-        if qkv.shape != (tokens, (num_q_heads + 2 * num_kv_heads) * head_dim) or cos_sin.shape[1] != head_dim:
+        written = 1 if value_cache is key_cache else 2
+        if qkv.shape != (tokens, (num_q_heads + written * num_kv_heads) * head_dim) or cos_sin.shape[1] != head_dim:
             raise ValueError(f"qkv {list(qkv.shape)} and angles {list(cos_sin.shape)} do not fit heads of {head_dim}")
         if positions.shape != (tokens,) or slots.shape != (tokens,):
             raise ValueError(f"positions and slots must be [{tokens}]")
@@ -194,6 +195,7 @@ class CpuOps:
         scale: float,
         window: int = 0,
         softcap: float = 0.0,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Causal attention over pages → [T, Hq·D]. Raises IndexError or ValueError before a foreign page is read."""
         tokens, num_q_heads, head_dim = q.shape
@@ -203,13 +205,15 @@ class CpuOps:
             raise ValueError(f"q {list(q.shape)} does not fit a cache of {list(key_cache.shape)}")
         if q_starts.shape != (seqs + 1,) or page_table.dim() != 2 or page_table.shape[0] != seqs:
             raise ValueError(f"{seqs} sequences need q_starts [{seqs + 1}] and page_table [{seqs}, P]")
+        if sinks is not None and sinks.shape != (num_q_heads,):
+            raise ValueError(f"sinks must be [{num_q_heads}], not {list(sinks.shape)}")
         out = torch.empty(tokens, num_q_heads * head_dim)
         args = AttentionArgs(
             float_address(q), key_cache.data_ptr(), value_cache.data_ptr(), int_address(q_starts), int_address(kv_lens),
             int_address(page_table),
             out.data_ptr(), tokens, pages,
             seqs, page_table.shape[1], num_q_heads, key_cache.shape[1], head_dim, page_size, kind, window, scale,
-            softcap,
+            softcap, None if sinks is None else float_address(sinks),
         )  # fmt: skip
         self.call(self.library.hr_attention, ctypes.addressof(args))
         return out

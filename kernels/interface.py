@@ -152,7 +152,8 @@ class Ops(Protocol):
 
         qkv [T, (Hq + 2·Hkv)·D] is the packed projection. positions, slots int32 [T]. cos_sin float32 [max_positions,
         D]: the first D/2 columns are cosines, the rest sines. Caches [pages, Hkv, page_size, D]. q_norm/k_norm [D]:
-        RMSNorm per head before the rotation. Returns the rotated q, [T, Hq, D]. On GPUs and in `reference` a slot below
+        RMSNorm per head before the rotation. Where value_cache is key_cache there are no values beside the keys: qkv is
+        [T, (Hq + Hkv)·D]. Returns the rotated q, [T, Hq, D]. On GPUs and in `reference` a slot below
         0 is padding: nothing is written for it.
         """
         ...
@@ -168,13 +169,15 @@ class Ops(Protocol):
         scale: float,
         window: int = 0,
         softcap: float = 0.0,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Causal attention of packed queries over paged keys: decode, chunked prefill and mixed batches in one call.
 
         q [T, Hq, D]; q_starts int32 [S + 1]; kv_lens int32 [S]; page_table int32 [S, P]. Query j of sequence s stands
         at position kv_lens[s] − (q_starts[s+1] − q_starts[s]) + j and sees keys at positions ≤ its own (and > own −
-        window when window > 0). softcap > 0: a score x counts as softcap · tanh(x / softcap). Returns [T, Hq·D]. On
-        GPUs and in `reference` rows past q_starts[S] are padding, their results 0.
+        window when window > 0). softcap > 0: a score x counts as softcap · tanh(x / softcap). sinks float32 [Hq]: one
+        more score of each head, that takes its part of the softmax and has no value. Returns [T, Hq·D]. On GPUs and in
+        `reference` rows past q_starts[S] are padding, their results 0.
         """
         ...
 
@@ -208,6 +211,7 @@ class PlannedAttention(Protocol):
         *,
         decode: bool,
         softcap: float = 0.0,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """`Ops.paged_attention` with the plan of its step and window."""
         ...

@@ -43,6 +43,7 @@ class AttentionArgs(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("seqs", "table_width", "q_heads", "kv_heads", "head_dim", "page_size")),
         *((name, ctypes.c_int32) for name in ("kv_kind", "window")),
         *((name, _f32) for name in ("scale", "softcap")),
+        ("sinks", _ptr),
     )
 
 

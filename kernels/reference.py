@@ -147,12 +147,14 @@ def rope_and_cache(
 ) -> Tensor:
     """Normalise (when asked) and rotate q and k, write k and v into the slots of the cache, return q [T, Hq, D].
 
-    Slots below 0 are padding: nothing is written for them. k_scale, v_scale float32 [Hkv]: what is written is the value
-    divided by its head's scale, for caches of float8_e4m3fn saturated and rounded to nearest even.
+    Where value_cache is key_cache there is no v, in qkv neither. Slots below 0 are padding: nothing is written for
+    them. k_scale, v_scale float32 [Hkv]: what is written is the value divided by its head's scale, for caches of
+    float8_e4m3fn saturated and rounded to nearest even.
     """
     tokens, page_size, head_dim = qkv.shape[0], key_cache.shape[2], key_cache.shape[3]
-    heads = qkv.reshape(tokens, num_q_heads + 2 * num_kv_heads, head_dim).to(torch.float32)
-    q, k, v = torch.split(heads, [num_q_heads, num_kv_heads, num_kv_heads], dim=1)
+    kept = [(key_cache, k_scale)] if value_cache is key_cache else [(key_cache, k_scale), (value_cache, v_scale)]
+    heads = qkv.reshape(tokens, num_q_heads + len(kept) * num_kv_heads, head_dim).to(torch.float32)
+    q, k, *v = torch.split(heads, [num_q_heads] + [num_kv_heads] * len(kept), dim=1)
     if q_norm is not None:
         q = rms_norm(q, q_norm, eps)
     if k_norm is not None:
@@ -162,7 +164,7 @@ def rope_and_cache(
     live = slots >= 0
     where = slots[live].to(torch.int64)
     pages, offsets = where // page_size, where % page_size
-    for cache, new, scale in ((key_cache, k, k_scale), (value_cache, v, v_scale)):
+    for (cache, scale), new in zip(kept, [k, *v], strict=True):
         rows = new[live] if scale is None else new[live] / scale[:, None]
         if cache.dtype == torch.float8_e4m3fn:
             # Torch indexes bytes, not 8-bit floats
@@ -187,13 +189,15 @@ def paged_attention(
     scale: float,
     window: int = 0,
     softcap: float = 0.0,
+    sinks: Tensor | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
 ) -> Tensor:
     """softmax(q·kᵀ·scale)·v for every query over the keys that it may see; only those keys' slots are read.
 
-    softcap > 0: a score x counts as softcap · tanh(x / softcap). k_scale, v_scale float32 [Hkv]: a cached number stands
-    for itself times its head's scale. Rows of q past q_starts[S] are padding, their results 0.
+    softcap > 0: a score x counts as softcap · tanh(x / softcap). sinks float32 [Hq]: a score of each head's without a
+    value. k_scale, v_scale float32 [Hkv]: a cached number stands for itself times its head's scale. Rows of q past
+    q_starts[S] are padding, their results 0.
     """
     tokens, num_q_heads, head_dim = q.shape
     num_kv_heads, page_size = key_cache.shape[1], key_cache.shape[2]
@@ -214,7 +218,10 @@ def paged_attention(
             scores = query @ k.transpose(1, 2) * scale
             if softcap > 0:
                 scores = softcap * torch.tanh(scores / softcap)
-            weights = torch.softmax(scores, dim=-1)
+            if sinks is not None:
+                sink = sinks.to(torch.float32).reshape(num_kv_heads, group, 1)
+                scores = torch.cat([scores, sink], dim=-1)
+            weights = torch.softmax(scores, dim=-1)[..., : k.shape[1]]
             out[t] = (weights @ v).reshape(-1)
     return out.to(q.dtype)
 

@@ -15,8 +15,8 @@ class PagedAttention:
 
     __slots__ = (
         "_cos_sin", "_eps", "_kv_heads", "_layer", "_paged_attention", "_planned", "_q_heads", "_rope_and_cache",
-        "k_norm", "output", "q_norm", "qkv", "scale", "softcap",
-        "window",
+        "k_norm", "output", "q_norm", "qkv", "scale", "sinks",
+        "softcap", "window",
     )  # fmt: skip
 
     def __init__(
@@ -29,9 +29,10 @@ class PagedAttention:
         cos_sin: Tensor,
         q_norm: Tensor | None = None,
         k_norm: Tensor | None = None,
+        sinks: Tensor | None = None,
     ) -> None:
         """qkv: H → (Hq + 2·Hkv)·D; output: Hq·D → H. cos_sin float32 [positions, D]. q_norm, k_norm [D]: norms per
-        head, or None."""
+        head, or None. sinks float32 [Hq]: a score of each head's without a value."""
         self._layer = layer
         self.qkv = qkv
         self.output = output
@@ -42,6 +43,7 @@ class PagedAttention:
         self._kv_heads = config.num_kv_heads
         self._eps = config.rms_eps
         self.scale = config.attention_scale or config.head_dim**-0.5
+        self.sinks = sinks
         self.softcap = config.attention_softcap
         self.window = config.window(layer)
         self._rope_and_cache = ops.rope_and_cache
@@ -63,13 +65,14 @@ class PagedAttention:
         ops, scale, window = self._planned, self.scale, self.window
         if ops is None:
             return self._paged_attention(
-                q, keys, values, batch.q_starts, batch.kv_lens, batch.page_table, scale, window, self.softcap
-            )
+                q, keys, values, batch.q_starts, batch.kv_lens, batch.page_table, scale, window, self.softcap,
+                self.sinks,
+            )  # fmt: skip
         if window not in batch.plans:
             batch.plans[window] = ops.attention_plan(
                 q, keys, batch.q_starts, batch.kv_lens, window, decode=batch.decode
             )
         return ops.planned_attention(
             q, keys, values, batch.q_starts, batch.kv_lens, batch.page_table, scale, window, batch.plans[window],
-            decode=batch.decode, softcap=self.softcap,
+            decode=batch.decode, softcap=self.softcap, sinks=self.sinks,
         )  # fmt: skip

@@ -100,6 +100,8 @@ class DecoderLayer:
             return None
         if self.attention_out_norm is not None or self.mlp_out_norm is not None or attention.softcap:
             return None
+        if attention.sinks is not None:
+            return None
         return LayerSpec(
             attention_norm=self.attention_norm.weight,
             qkv=attention.qkv.weight,

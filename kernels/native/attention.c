@@ -4,6 +4,8 @@
  * that a tile of keys is loaded once for all of them. Tiles are HR_KEYS keys at absolute positions (multiples of HR_KEYS), whatever the
  * chunk of queries and the page size; a tile that a row may not see leaves its state bit for bit as it was. So a row's result is the same
  * in a decode step, in a chunk and in a whole prompt. */
+#include <math.h>
+
 #include "headrace.h"
 #include "microkernel.h"
 
@@ -186,6 +188,10 @@ HR_INLINE void run_task(const attention_job *job, int64_t index, int thread, int
     for (int64_t r = 0; r < rows; r++) {
         float *out = a->out + ((start + task.first + r / group) * a->q_heads + head * group + r % group) * D;
         float inverse = 1.0f / w.total[r];
+        if (a->sinks) {
+            float sink = a->sinks[head * group + r % group], most = sink > w.most[r] ? sink : w.most[r], shrink = expf(w.most[r] - most);
+            inverse = shrink / (w.total[r] * shrink + expf(sink - most));
+        }
         for (int64_t d = 0; d < D; d++) out[d] = w.out[r * wide + d] * inverse;
     }
 }

@@ -66,7 +66,7 @@ int hr_dense_linear(hr_pool *pool, const hr_segment *segment, int64_t in, const 
 
 /* ---- arguments of the larger operations ---- */
 typedef struct {
-    const float *qkv;
+    const float *qkv; /* [tokens, q, k and v]; without v where values is keys */
     const int32_t *positions, *slots;
     const float *cos_sin;
     const float *q_norm, *k_norm; /* NULL or [head_dim] */
@@ -85,6 +85,7 @@ typedef struct {
     int64_t tokens, num_pages;
     int32_t seqs, table_width, q_heads, kv_heads, head_dim, page_size, kv_kind, window;
     float scale, softcap; /* softcap 0: scores as they are */
+    const float *sinks;   /* NULL or [q_heads]: a score of each head's without a value */
 } hr_attention_args;
 
 typedef struct {

@@ -132,14 +132,14 @@ static void rope_rows(void *argument, int64_t begin, int64_t end, int thread) {
     float normed[HR_MAX_HEAD], rotated[HR_MAX_HEAD];
     (void)thread;
     for (int64_t t = begin; t < end; t++) {
-        const float *row = job->qkv + t * (Hq + 2 * Hkv) * D, *angles = job->cos_sin + job->positions[t] * D;
+        const float *row = job->qkv + t * (Hq + (job->values == job->keys ? 1 : 2) * Hkv) * D, *angles = job->cos_sin + job->positions[t] * D;
         for (int64_t h = 0; h < Hq; h++)
             rotate(row + h * D, angles, job->q_norm, job->eps, D, normed, job->q + (t * Hq + h) * D);
         for (int64_t h = 0; h < Hkv; h++) {
             int64_t slot = job->slots[t], at = ((slot / page * Hkv + h) * page + slot % page) * D;
             rotate(row + (Hq + h) * D, angles, job->k_norm, job->eps, D, normed, rotated);
             store_kind(job->keys, at, rotated, D, job->kv_kind);
-            store_kind(job->values, at, row + (Hq + Hkv + h) * D, D, job->kv_kind);
+            if (job->values != job->keys) store_kind(job->values, at, row + (Hq + Hkv + h) * D, D, job->kv_kind);
         }
     }
 }

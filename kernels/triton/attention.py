@@ -90,10 +90,10 @@ def _attend_tile(
 
 @triton.jit(
     do_not_specialize=["num_tokens", "num_seqs", "table_stride", "window"],
-    do_not_specialize_on_alignment=["k_scale", "v_scale", "q_starts", "kv_lens", "page_table", "plan"],
+    do_not_specialize_on_alignment=["k_scale", "v_scale", "sinks", "q_starts", "kv_lens", "page_table", "plan"],
 )
 def attend(
-    out, part_acc, part_stats, q, keys, values, k_scale, v_scale, q_starts, kv_lens, page_table, plan,
+    out, part_acc, part_stats, q, keys, values, k_scale, v_scale, sinks, q_starts, kv_lens, page_table, plan,
     scale, softcap, window, num_tokens, num_seqs, table_stride,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEADS: tl.constexpr,
@@ -101,8 +101,8 @@ def attend(
 ):  # fmt: skip
     """Program (item, head tile): a block of queries, all of its keys or one part of them.
 
-    out, q [T, Hq, D]; keys, values [pages, Hkv, PAGE, D]; k_scale, v_scale float32 [Hkv]; q_starts int32 [S + 1];
-    kv_lens int32 [S]; page_table int32 [S, table_stride]; plan, part_acc, part_stats: see
+    out, q [T, Hq, D]; keys, values [pages, Hkv, PAGE, D]; k_scale, v_scale float32 [Hkv]; sinks float32 [Hq];
+    q_starts int32 [S + 1]; kv_lens int32 [S]; page_table int32 [S, table_stride]; plan, part_acc, part_stats: see
     `kernels.triton.attention_split`. scale: of the scores, in natural units.
     """
     BLOCK_Q: tl.constexpr = BLOCK_M // HEADS
@@ -174,6 +174,15 @@ def attend(
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    if sinks is not None:
+        # A key of weight 1 and value 0 that the first part has seen already
+        sink = tl.load(sinks + kv_head * GROUP + head, mask=head < GROUP, other=0.0) * 1.4426950408889634
+        if SPLIT:
+            top = tl.where(split == 0, sink, top)
+            total = tl.where(split == 0, 1.0, total)
+        else:
+            top = sink
+            total += 1.0
     if TWO_LOOPS:
         for start in tl.range(low * BLOCK_N, whole * BLOCK_N, BLOCK_N):
             acc, top, total = _attend_tile(
@@ -211,6 +220,7 @@ def paged_attention(
     window: int = 0,
     *,
     softcap: float = 0.0,
+    sinks: Tensor | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
     plan: SplitPlan | None = None,
@@ -224,7 +234,8 @@ def paged_attention(
     q [T, Hq, D] float32, bfloat16 or float16; caches [pages, Hkv, page_size, D] of those types or float8_e4m3fn, then
     with k_scale, v_scale float32 [Hkv], value = stored · scale; q_starts int32 [S + 1], kv_lens int32 [S], page_table
     int32 [S, P]; all contiguous. D and page_size are multiples of 16. Rows of q past q_starts[S] are padding: their
-    results are 0. Sequences without queries are passed over. softcap > 0 bounds scores to ±softcap by tanh.
+    results are 0. Sequences without queries are passed over. softcap > 0 bounds scores to ±softcap by tanh. sinks
+    float32 [Hq]: a score of each head's without a value.
 
     plan: `plan_splits` for this batch and window, made once for all layers; without one it is made here when `split`.
     decode: one query a sequence is expected; only the choice of the tile depends on it.
@@ -234,6 +245,8 @@ def paged_attention(
     """
     shape = AttentionShape.of(q, key_cache)
     _check(q, key_cache, value_cache, q_starts, kv_lens, page_table, k_scale, v_scale)
+    if sinks is not None and (tuple(sinks.shape) != (shape.q_heads,) or sinks.dtype != torch.float32):
+        raise ValueError(f"sinks must be float32 [{shape.q_heads}]")
     arch = arch or architecture(q.device)
     tokens, seqs = q.shape[0], kv_lens.shape[0]
     out = torch.empty(tokens, shape.q_heads * shape.head_dim, dtype=q.dtype, device=q.device)
@@ -259,6 +272,7 @@ def paged_attention(
         value_cache.view(torch.uint8) if is_fp8 else value_cache,
         k_scale,
         v_scale,
+        sinks,
         q_starts,
         kv_lens,
         page_table,
@@ -311,13 +325,15 @@ def _check(
 
 
 FEATURES = {
-    "": (False, False, True),
-    "whole": (False, False, False),
-    "capped": (True, False, True),
-    "capped windowed": (True, True, True),
-    "windowed": (False, True, True),
+    "": (False, False, True, False),
+    "whole": (False, False, False, False),
+    "capped": (True, False, True, False),
+    "capped windowed": (True, True, True, False),
+    "windowed": (False, True, True, False),
+    "sinks": (False, False, True, True),
+    "sinks windowed": (False, True, True, True),
 }
-"""CAPPED, WINDOWED and SPLIT of the configurations compiled ahead of time."""
+"""CAPPED, WINDOWED, SPLIT and whether there are sinks, of the configurations compiled ahead of time."""
 
 
 def configurations() -> Iterator[Configuration]:
@@ -327,17 +343,26 @@ def configurations() -> Iterator[Configuration]:
             for feature, flags in FEATURES.items():
                 plain = shape.q_dtype == torch.bfloat16 and shape.page_size == 16 and shape.group == 4
                 plain &= feature != "windowed" or (shape.head_dim, shape.kv_dtype) == (128, torch.bfloat16)
+                plain &= not flags[-1] or (shape.head_dim, shape.kv_dtype) == (64, torch.bfloat16)
                 plain &= feature != "capped" or (shape.head_dim, shape.kv_dtype) == (256, torch.bfloat16)
                 if plain or not feature:
                     yield _configuration(shape, tile, min_arch, feature, *flags)
 
 
 def _configuration(
-    shape: AttentionShape, tile: Tile, min_arch: int, feature: str, capped: bool, windowed: bool, split: bool
+    shape: AttentionShape,
+    tile: Tile,
+    min_arch: int,
+    feature: str,
+    capped: bool,
+    windowed: bool,
+    split: bool,
+    sinks: bool,
 ) -> Configuration:
     is_fp8 = shape.kv_dtype == torch.float8_e4m3fn
     float_pointer, cache = POINTERS[shape.q_dtype], "*u8" if is_fp8 else POINTERS[shape.kv_dtype]
     optional = {"k_scale": is_fp8, "v_scale": is_fp8, "plan": split, "part_acc": split, "part_stats": split}
+    optional["sinks"] = sinks
     signature = dict.fromkeys(("out", "q"), float_pointer) | dict.fromkeys(("keys", "values"), cache)
     signature |= dict.fromkeys(("q_starts", "kv_lens", "page_table"), "*i32")
     signature |= dict.fromkeys(("scale", "softcap"), "fp32")
@@ -351,7 +376,7 @@ def _configuration(
         name=f"{shape.name} {tile.name} {feature}".strip(),
         signature=signature,
         constants=constants,
-        unaligned=("k_scale", "v_scale", "q_starts", "kv_lens", "page_table", "plan"),
+        unaligned=("k_scale", "v_scale", "sinks", "q_starts", "kv_lens", "page_table", "plan"),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         min_arch=min_arch,

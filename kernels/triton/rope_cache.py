@@ -49,7 +49,7 @@ def _write(
 def rotate_and_write(
     out, keys, values, qkv, positions, slots, cos_sin, q_norm, k_norm, k_scale, v_scale, eps,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, HEADS: tl.constexpr,
-    HALF: tl.constexpr, FP8: tl.constexpr,
+    HALF: tl.constexpr, FP8: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """Program (token, tile): HEADS heads of q, or of k and v when tile is past those of q."""
     Q_TILES: tl.constexpr = (Q_HEADS + HEADS - 1) // HEADS
@@ -63,7 +63,7 @@ def rotate_and_write(
     cos = tl.load(cos_sin + position * D + i, mask=inside, other=0)[None, :]
     sin = tl.load(cos_sin + position * D + D // 2 + i, mask=inside, other=0)[None, :]
     lane = tl.arange(0, HEADS)
-    row = qkv + token.to(tl.int64) * ((Q_HEADS + 2 * KV_HEADS) * D)
+    row = qkv + token.to(tl.int64) * ((Q_HEADS + (1 if SHARED else 2) * KV_HEADS) * D)
     if tile < Q_TILES:
         head = tile * HEADS + lane
         live = (head < Q_HEADS)[:, None] & inside[None, :]
@@ -86,10 +86,11 @@ def rotate_and_write(
         page = (slot // PAGE).to(tl.int64)
         at = (page * (KV_HEADS * PAGE) + slot % PAGE) * D + head[:, None] * (PAGE * D) + i[None, :]
         _write(keys, at, first * cos - second * sin, second * cos + first * sin, k_scale, head, live, KV_HEADS, D, FP8)
-        v_row = k_row + KV_HEADS * D
-        first = tl.load(v_row, mask=live, other=0).to(tl.float32)
-        second = tl.load(v_row + D // 2, mask=live, other=0).to(tl.float32)
-        _write(values, at, first, second, v_scale, head, live, KV_HEADS, D, FP8)
+        if not SHARED:
+            v_row = k_row + KV_HEADS * D
+            first = tl.load(v_row, mask=live, other=0).to(tl.float32)
+            second = tl.load(v_row + D // 2, mask=live, other=0).to(tl.float32)
+            _write(values, at, first, second, v_scale, head, live, KV_HEADS, D, FP8)
 
 
 def rope_and_cache(
@@ -113,8 +114,9 @@ def rope_and_cache(
     qkv [T, (Hq + 2·Hkv)·D] float32, bfloat16 or float16; positions, slots int32 [T]; cos_sin float32 [positions, D];
     caches [pages, Hkv, page_size, D] of those types or float8_e4m3fn, then with k_scale, v_scale float32 [Hkv]: what is
     written is value / scale, saturated. q_norm, k_norm [D] of any float type. All contiguous. A slot below 0 is
-    padding: nothing is written for it and its position is not looked at. Slots of a call are distinct. Raises
-    ValueError for shapes and types that do not fit; what index tensors hold is not looked at.
+    padding: nothing is written for it and its position is not looked at. Where value_cache is key_cache, qkv has no v.
+    Slots of a call are distinct. Raises ValueError for shapes and types that do not fit; what index tensors hold is not
+    looked at.
     """
     _check(qkv, num_q_heads, num_kv_heads, positions, slots, cos_sin, key_cache, value_cache, k_scale, v_scale)
     tokens, head_dim = qkv.shape[0], key_cache.shape[3]
@@ -141,6 +143,7 @@ def rope_and_cache(
         float(eps),
         **_constants(num_q_heads, num_kv_heads, head_dim, key_cache.shape[2], heads),
         FP8=is_fp8,
+        SHARED=value_cache is key_cache,
         num_warps=_warps(head_dim, heads),
         num_stages=1,
     )
@@ -179,7 +182,8 @@ def _check(
     if key_cache.dim() != 4 or key_cache.shape[1] != kv_heads or key_cache.shape[3] % 2:
         raise ValueError(f"a cache of {list(key_cache.shape)} does not fit {kv_heads} key/value heads")
     tokens, head_dim = qkv.shape[0], key_cache.shape[3]
-    if tuple(qkv.shape) != (tokens, (q_heads + 2 * kv_heads) * head_dim) or cos_sin.shape[1:] != (head_dim,):
+    written = 1 if value_cache is key_cache else 2
+    if tuple(qkv.shape) != (tokens, (q_heads + written * kv_heads) * head_dim) or cos_sin.shape[1:] != (head_dim,):
         raise ValueError(f"qkv {list(qkv.shape)} or cos_sin {list(cos_sin.shape)} do not fit heads of {head_dim}")
     if cos_sin.dtype != torch.float32:
         raise ValueError("cos_sin must be float32")
@@ -211,7 +215,7 @@ def _configuration(shape: AttentionShape, heads: int, normed: bool) -> Configura
     signature |= dict.fromkeys(("keys", "values"), "*u8" if is_fp8 else POINTERS[shape.kv_dtype])
     signature |= {"cos_sin": "*fp32", "eps": "fp32"}
     norms, scales = dict.fromkeys(("q_norm", "k_norm"), float_pointer), dict.fromkeys(("k_scale", "v_scale"), "*fp32")
-    constants: dict[str, object] = {"FP8": is_fp8}
+    constants: dict[str, object] = {"FP8": is_fp8, "SHARED": False}
     for given, arguments in ((normed, norms), (is_fp8, scales)):
         if given:
             signature |= arguments

@@ -124,11 +124,12 @@ class TritonOps:
         scale: float,
         window: int = 0,
         softcap: float = 0.0,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Causal attention over pages → [T, Hq·D]."""
         return paged_attention(
-            q, key_cache, value_cache, q_starts, kv_lens, page_table, scale, window, softcap=softcap, split=self._split,
-            deterministic=self._deterministic,
+            q, key_cache, value_cache, q_starts, kv_lens, page_table, scale, window, softcap=softcap, sinks=sinks,
+            split=self._split, deterministic=self._deterministic,
         )  # fmt: skip
 
     def attention_plan(
@@ -154,12 +155,13 @@ class TritonOps:
         *,
         decode: bool,
         softcap: float = 0.0,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Causal attention over pages → [T, Hq·D]."""
         assert plan is None or isinstance(plan, SplitPlan)
         return paged_attention(
-            q, key_cache, value_cache, q_starts, kv_lens, page_table, scale, window, softcap=softcap, plan=plan,
-            split=False, decode=decode, deterministic=self._deterministic,
+            q, key_cache, value_cache, q_starts, kv_lens, page_table, scale, window, softcap=softcap, sinks=sinks,
+            plan=plan, split=False, decode=decode, deterministic=self._deterministic,
         )  # fmt: skip
 
     def gated(self, gate_up: Tensor, activation: Activation = "silu") -> Tensor:

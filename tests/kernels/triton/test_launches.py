@@ -73,7 +73,7 @@ for shape in compiled_shapes():
         qkv = torch.zeros(tokens, (shape.q_heads + 2 * shape.kv_heads) * shape.head_dim, dtype=shape.q_dtype)
         for norm in norms:
             rope_cache.rope_and_cache(qkv, shape.q_heads, shape.kv_heads, odd(tokens), odd(tokens),
-                torch.zeros(4, shape.head_dim), cache, cache, norm, norm, k_scale=scale, v_scale=scale)
+                torch.zeros(4, shape.head_dim), cache, cache.clone(), norm, norm, k_scale=scale, v_scale=scale)
 unknown = launched - table
 for name, arguments, *rest in sorted(unknown, key=str)[:3]:
     print(name, dict(arguments), rest)
