@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -36,6 +37,10 @@ def provenance() -> dict[str, object]:
     }
 
 
+_NUMBERS = re.compile(rb"\[\n[-+.\deE,\s]+\]")
+"""A list of numbers alone: samples, which need no line each. (No string of JSON has a line break in it.)"""
+
+
 def write(name: str, result: Mapping[str, object], folder: Path = RESULTS) -> Path:
     """Write `result` with its provenance as folder/NAME.json, replacing it whole, and return the path."""
     import orjson  # what else is here works on a machine that has Python alone
@@ -44,7 +49,8 @@ def write(name: str, result: Mapping[str, object], folder: Path = RESULTS) -> Pa
     path = folder / f"{name}.json"
     part = path.with_suffix(".json.part")
     document = {"benchmark": name, "provenance": provenance(), **result}
-    part.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_DATACLASS) + b"\n")
+    text = orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_DATACLASS)
+    part.write_bytes(_NUMBERS.sub(lambda found: b"".join(found[0].split()), text) + b"\n")
     part.replace(path)
     return path
 

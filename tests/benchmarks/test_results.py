@@ -24,6 +24,13 @@ def test_a_result_carries_its_provenance(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_samples_stand_on_one_line_and_are_what_they_were(tmp_path: Path) -> None:
+    said = {"samples": [1, -2.5, 3e-07], "nested": [[1, 2], [3]], "text": "[ 1, 2 ]", "none": [], "mixed": [1, "a"]}
+    text = results.write("sample", said, tmp_path).read_text()
+    assert orjson.loads(text).items() >= said.items()
+    assert '"samples": [1,-2.5,3e-7]' in text or '"samples": [1,-2.5,3e-07]' in text
+
+
 def test_numbers_stand_to_the_right_under_their_heading() -> None:
     text = results.table([{"name": "a", "value": 1.5}, {"name": "long name", "value": 1234.56}])
     assert text.splitlines() == [
