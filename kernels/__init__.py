@@ -28,11 +28,11 @@ def table(
 
     threads: CPU threads, 0 for all cores this process may use. cache_dir: where built kernels are kept; None is the
     user's cache folder. activation_bits: 8 or 16, what activations are rounded to where they meet packed weights on
-    a CPU. split: the triton kernels may cut long sequences along their keys. deterministic: they give a row the
-    same bits whatever else is in the call, as the others always do. On CPUs without a working C compiler a warning
-    is logged here and torch's own operations are used; on GPUs without Triton the reference, with a warning. On a
-    CPU "triton" runs the kernels in Triton's interpreter, for tests: TRITON_INTERPRET=1 must be set before triton
-    is imported. Raises ValueError for a choice that the device cannot run.
+    a CPU, or fp8 ones on a GPU that multiplies those. split: the triton kernels may cut long sequences along their
+    keys. deterministic: they give a row the same bits whatever else is in the call, as the others always do. On CPUs
+    without a working C compiler a warning is logged here and torch's own operations are used; on GPUs without Triton
+    the reference, with a warning. On a CPU "triton" runs the kernels in Triton's interpreter, for tests:
+    TRITON_INTERPRET=1 must be set before triton is imported. Raises ValueError for a choice that the device cannot run.
     """
     kind = device.partition(":")[0]
     if kind not in _CHOICES:
@@ -42,7 +42,7 @@ def table(
     if threads < 0:
         raise ValueError(f"threads must be 0 (all cores) or more, not {threads}")
     if choice == "triton" or (kind == "cuda" and choice == "auto"):
-        return _triton(kind, choice, split=split, deterministic=deterministic)
+        return _triton(kind, choice, split=split, deterministic=deterministic, activation_bits=activation_bits)
     return _reference() if choice == "reference" else _cpu(threads, cache_dir, activation_bits)
 
 
@@ -52,7 +52,7 @@ def _reference() -> Ops:
     return ReferenceOps()
 
 
-def _triton(kind: str, choice: str, *, split: bool, deterministic: bool) -> Ops:
+def _triton(kind: str, choice: str, *, split: bool, deterministic: bool, activation_bits: int) -> Ops:
     try:
         import triton
     except ModuleNotFoundError as error:
@@ -64,7 +64,7 @@ def _triton(kind: str, choice: str, *, split: bool, deterministic: bool) -> Ops:
         raise ValueError("the triton kernels run on a CPU only in the interpreter: set TRITON_INTERPRET=1")
     from kernels.triton.table import TritonOps
 
-    return TritonOps(split=split, deterministic=deterministic)
+    return TritonOps(split=split, deterministic=deterministic, activation_bits=activation_bits)
 
 
 def _cpu(threads: int, cache_dir: Path | None, activation_bits: int) -> Ops:

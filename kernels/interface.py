@@ -68,16 +68,19 @@ class ScaledWeight:
     """int8 [N, groups], with int8 and int4 only; without it a zero is 0 for int8 and 8 for int4"""
     order: Tensor | None = None
     """int64 [K]: column j of the codes meets input order[j]; None where they are in order"""
+    dtype: torch.dtype = torch.float32
+    """Type that rows of it come in as embeddings, on GPUs"""
 
     @property
     def out_features(self) -> int:
         """N."""
         return int(self.codes.shape[0])
 
-    def to(self, device: str) -> ScaledWeight:
-        """The same on a device."""
+    def to(self, device: str, dtype: torch.dtype | None = None) -> ScaledWeight:
+        """The same on a device; dtype: for embeddings of that type."""
         held = [None if tensor is None else tensor.to(device) for tensor in (self.zeros, self.order)]
-        return replace(self, codes=self.codes.to(device), scales=self.scales.to(device), zeros=held[0], order=held[1])
+        codes, scales = self.codes.to(device), self.scales.to(device)
+        return replace(self, codes=codes, scales=scales, zeros=held[0], order=held[1], dtype=dtype or self.dtype)
 
 
 WeightPart = Tensor | BlockQuantized | ScaledWeight

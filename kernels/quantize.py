@@ -42,11 +42,12 @@ def quantize_codes(matrix: Tensor, format: CodeFormat) -> ScaledWeight:
     if format == "int8":
         scales = _in_pieces(matrix, lambda piece: _largest(piece) / 127.0)
         codes = _in_pieces(matrix, lambda piece: _steps(piece, 127.0).round().to(torch.int8))
-        return ScaledWeight(codes, scales, "int8", matrix.shape[1], matrix.shape[1])
+        return ScaledWeight(codes, scales, "int8", matrix.shape[1], matrix.shape[1], dtype=matrix.dtype)
     if format == "fp8":
         scales = _in_pieces(matrix, lambda piece: _largest(piece) / E4M3_MAX)
         codes = _in_pieces(matrix, lambda piece: _steps(piece, E4M3_MAX).to(torch.float8_e4m3fn).view(torch.uint8))
-        return ScaledWeight(codes.view(torch.float8_e4m3fn), scales, "fp8", matrix.shape[1], matrix.shape[1])
+        codes = codes.view(torch.float8_e4m3fn)
+        return ScaledWeight(codes, scales, "fp8", matrix.shape[1], matrix.shape[1], dtype=matrix.dtype)
     if format != "int4":
         raise ValueError(f"matrices are not quantised to {format!r}")
     return _int4(matrix)
@@ -133,7 +134,7 @@ def _int4(matrix: Tensor) -> ScaledWeight:
         )
         found.append((pack_nibbles(codes.reshape(-1, inputs)), scale[..., 0], zero[..., 0].to(torch.int8)))
     codes, scales, zeros = (torch.cat(pieces) for pieces in zip(*found, strict=True))
-    return ScaledWeight(codes, scales, "int4", inputs, group, zeros)
+    return ScaledWeight(codes, scales.to(torch.float16), "int4", inputs, group, zeros, dtype=matrix.dtype)
 
 
 def _around_zero(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -144,5 +145,5 @@ def _around_zero(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     zero = (-least / scale).round().clamp(0, 15)
     codes = (_codes(x, scale) + zero).clamp(0, 15) - zero
     square = (codes * codes).sum(-1, keepdim=True)
-    scale = torch.where(square > 0, (x * codes).sum(-1, keepdim=True) / square.clamp(min=1.0), scale).clamp(min=1e-12)
+    scale = _half(torch.where(square > 0, (x * codes).sum(-1, keepdim=True) / square.clamp(min=1.0), scale))
     return (_codes(x, scale) + zero).clamp(0, 15), scale, zero

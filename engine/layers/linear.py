@@ -10,7 +10,7 @@ from torch import Tensor
 from engine.layers.rows import take_rows
 from engine.weights.checkpoint import Checkpoint
 from engine.weights.quantize import Quantizer
-from kernels.interface import FLOAT_TYPES, LinearWeight, Ops, WeightPart
+from kernels.interface import FLOAT_TYPES, LinearWeight, Ops, ScaledWeight, WeightPart
 
 
 class MergedLinear:
@@ -57,6 +57,8 @@ class LayerLoader:
     def part(self, name: str) -> WeightPart:
         """A matrix's rows as the kernels take them."""
         value = self.checkpoint.get(name)
+        if isinstance(value, ScaledWeight):
+            return value.to(self.device, self.dtype)
         if not isinstance(value, Tensor):
             return value.to(self.device)
         dense = value.to(self.device, self.dtype)

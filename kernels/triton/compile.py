@@ -34,6 +34,8 @@ MODULES = (
     "gather",
     "step_inputs",
     "gemm",
+    "quantize_rows",
+    "scaled_gemm",
     "moe_route",
     "moe",
     "logits",

@@ -57,7 +57,8 @@ def _skinny_gemm(
 
 
 @triton.jit
-def _add_parts(parts, bias, out, N: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr):
+def add_parts(parts, bias, out, N: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr):
+    """Program (row, block): the sum of float32 parts [SPLIT, 16, N], in order, and the bias."""
     row = tl.program_id(0)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < N
@@ -110,7 +111,7 @@ def skinny_gemm(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, chosen
     )  # fmt: skip
     if how.split > 1:
         grid = (rows, -(-n // REDUCE_BLOCK))
-        _add_parts[grid](target, bias, out, N=n, BLOCK=REDUCE_BLOCK, SPLIT=how.split, num_warps=4)
+        add_parts[grid](target, bias, out, N=n, BLOCK=REDUCE_BLOCK, SPLIT=how.split, num_warps=4)
     return out
 
 
@@ -160,7 +161,7 @@ def _multiplication(dtype: torch.dtype, n: int, k: int, how: Plan, hot: bool) ->
 def _addition(dtype: torch.dtype, n: int, how: Plan, hot: bool) -> Configuration:
     kind = POINTERS[dtype]
     return Configuration(
-        kernel=_add_parts,
+        kernel=add_parts,
         name=f"{kind[1:]} n{n} split{how.split}",
         signature={"parts": "*fp32", "out": kind},
         constants={"bias": None, "N": n, "BLOCK": REDUCE_BLOCK, "SPLIT": how.split},

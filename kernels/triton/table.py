@@ -1,8 +1,9 @@
 """The Triton implementation: this folder's kernels behind the `Ops` protocol, on a GPU or interpreted on a CPU.
 
-Weights are dense matrices of one float type each; block-quantised ones are dequantised when they are packed. Matrix
-products of more than 16 rows are the vendor library's, by torch. Rows of padding are harmless everywhere: token ids
-outside the vocabulary embed as zeros, slots below 0 are not written, queries past the last sequence give zeros.
+Weights are dense matrices of one float type each, or codes with scales; GGUF's blocks are dequantised when they are
+packed. Matrix products of more than 16 rows with dense ones are the vendor library's, by torch. Rows of padding are
+harmless everywhere: token ids outside the vocabulary embed as zeros, slots below 0 are not written, queries past the
+last sequence give zeros.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.blocks import check_part, dequantize
-from kernels.interface import Activation, BlockQuantized, LinearWeight, WeightPart
+from kernels.interface import Activation, BlockQuantized, LinearWeight, ScaledWeight, WeightPart
 from kernels.moe import ExpertParts, ExpertWeights
 from kernels.reference import check_parts
 from kernels.triton.activation import gated
@@ -27,31 +28,7 @@ from kernels.triton.moe import pack_experts, run_experts
 from kernels.triton.moe_route import route
 from kernels.triton.norm import rms_norm
 from kernels.triton.rope_cache import rope_and_cache
-
-
-class MatrixWeight:
-    """A dense weight [N, K] on the device, with its bias [N] of the same type or None."""
-
-    __slots__ = ("bias", "matrix")
-
-    def __init__(self, matrix: Tensor, bias: Tensor | None) -> None:
-        self.matrix = matrix
-        self.bias = bias
-
-    @property
-    def in_features(self) -> int:
-        """K."""
-        return int(self.matrix.shape[1])
-
-    @property
-    def out_features(self) -> int:
-        """N."""
-        return int(self.matrix.shape[0])
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held, the bias included."""
-        return self.matrix.nbytes + (0 if self.bias is None else self.bias.nbytes)
+from kernels.triton.scaled_linear import MatrixWeight, PieceWeight, embed_pieces, multiply, pack_pieces
 
 
 class TritonOps:
@@ -66,21 +43,27 @@ class TritonOps:
         dense: torch.dtype | None = None,
         split: bool = True,
         deterministic: bool = False,
+        activation_bits: int = 8,
     ) -> None:
         """skinny_rows: products of up to this many rows go to the skinny GEMM; 0 leaves all to the vendor library.
         dense: type that block-quantised weights are dequantised to; None is bfloat16 on a GPU, float32 on a CPU. split:
-        cut long sequences along their keys. deterministic: a row's bits depend on that row alone. Raises ValueError for
-        skinny_rows outside 0 to 16."""
+        cut long sequences along their keys. deterministic: a row's bits depend on that row alone. activation_bits: 8 or
+        16, of what meets fp8 weights where the device multiplies 8-bit floats. Raises ValueError for skinny_rows
+        outside 0 to 16."""
         if not 0 <= skinny_rows <= MAX_ROWS:
             raise ValueError(f"skinny_rows must be 0 to {MAX_ROWS}, not {skinny_rows}")
         self._skinny_rows = skinny_rows
         self._dense = dense
         self._split = split
         self._deterministic = deterministic
+        self._activation_bits = activation_bits
 
     def pack(self, parts: Sequence[WeightPart], bias: Tensor | None = None) -> LinearWeight:
-        """Stack row-blocks into one matrix of their common type. Raises ValueError for parts that do not fit."""
+        """Stack row-blocks into one matrix of their common type; codes with scales stay codes. Raises ValueError for
+        parts that do not fit."""
         check_parts(parts, bias)
+        if any(isinstance(part, ScaledWeight) for part in parts):
+            return pack_pieces(parts, bias, self._matrix)
         matrices = [self._matrix(part) for part in parts]
         kind = matrices[0].dtype
         for matrix in matrices[1:]:
@@ -97,9 +80,19 @@ class TritonOps:
 
     def linear(self, x: Tensor, weight: LinearWeight) -> Tensor:
         """x [T, K] · weightᵀ + bias → [T, N]."""
-        held = _matrix_weight(weight)
-        if x.dim() != 2 or x.shape[1] != held.in_features:
-            raise ValueError(f"linear needs x of [T, {held.in_features}], not {list(x.shape)}")
+        if x.dim() != 2 or x.shape[1] != weight.in_features:
+            raise ValueError(f"linear needs x of [T, {weight.in_features}], not {list(x.shape)}")
+        if isinstance(weight, PieceWeight):
+            outputs = [
+                self._dense_product(x, piece)
+                if isinstance(piece, MatrixWeight)
+                else multiply(x, piece, activation_bits=self._activation_bits, deterministic=self._deterministic)
+                for piece in weight.pieces
+            ]
+            return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+        return self._dense_product(x, _matrix_weight(weight))
+
+    def _dense_product(self, x: Tensor, held: MatrixWeight) -> Tensor:
         if self._deterministic:
             return _linear_in_blocks(x, held)
         if x.shape[0] <= self._skinny_rows:
@@ -108,6 +101,8 @@ class TritonOps:
 
     def embed(self, token_ids: Tensor, weight: LinearWeight) -> Tensor:
         """Rows of the matrix, zeros for ids outside it: padding needs no valid id."""
+        if isinstance(weight, PieceWeight):
+            return embed_pieces(token_ids, weight, embed)
         return embed(token_ids, _matrix_weight(weight).matrix)
 
     rms_norm = staticmethod(rms_norm)
