@@ -33,6 +33,8 @@ class ForwardBatch:
     """int32 [S, P]: pages of each sequence in order; entries past its end are 0 and never read"""
     logit_rows: Tensor
     """int64 [R]: rows of T whose logits are wanted, ascending; in a padded batch −1 past them"""
+    adapters: Tensor | None = None
+    """int32 [T]: slot of the adapter that each token is computed with, −1 for none; None: no token has one"""
     decode: bool = False
     """Every sequence has one token, and a row of logits for it"""
     plans: dict[int, object] = field(default_factory=dict)

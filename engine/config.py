@@ -109,6 +109,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """
     speculate_tokens: int = 8
     """Most tokens that are guessed for a request in one step."""
+    lora: tuple[str, ...] = ()
+    """Adapters to load at the start, each NAME=FOLDER: a folder as PEFT writes it. Clients name them as models."""
+    max_loras: int = 0
+    """Most adapters that are loaded at once; 0 is as many as are named at the start."""
+    max_lora_rank: int = 64
+    """Highest rank of an adapter. On GPUs memory is taken for max_loras of this rank."""
     prefix_cache: bool = True
     """Reuse the KV pages of equal prompt prefixes within one tenant."""
     threads: int = 0

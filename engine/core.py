@@ -31,6 +31,7 @@ from engine.first_token import FirstTokens
 from engine.gauges import snapshot
 from engine.intake import Intake, UnfitError
 from engine.kv_cache import BlockPool
+from engine.lora import adapters_of, enter, find, leave
 from engine.metrics import EngineMetrics
 from engine.pacing import Pacer
 from engine.request import Draft, Request, RequestError
@@ -146,6 +147,7 @@ class EngineCore:
                 self._scheduler, tokens=config.speculate_tokens, rows=steps.largest.max_seqs, guesser=guesser
             )
         self._pacer = Pacer(self._first_tokens.times) if config.just_in_time and self._ahead else None
+        self._adapters = adapters_of(model)
         self._intake = Intake(shape.vocab_size, plan.max_context, steps.max_edits, shape.eos_token_ids)
         self._live: dict[str, Request] = {}
         self.ended = EndedRequests(config.usage_retention_s)
@@ -158,7 +160,7 @@ class EngineCore:
         if request_id in self._live or request_id in self.ended:
             return None
         try:
-            prompt = self._intake.read(submit)
+            prompt, adapter = self._intake.read(submit), find(self._adapters, submit.adapter)
         except UnfitError as unfit:
             return self._refuse(request_id, unfit.code, str(unfit))
         if len(self._live) >= self._limits.max_running + self.config.max_queued:
@@ -175,6 +177,7 @@ class EngineCore:
             seed=self._draw_seed() if params.seed is None else params.seed,
             eos_ids=self._eos_ids,
             now=self._clock(),
+            adapter=adapter,
         )
         if not submit.follows and (excess := self._first_tokens.excess(request)) > 0:
             target = f"the target of {self.config.target_ttft_ms:g} ms"
@@ -183,6 +186,7 @@ class EngineCore:
         self._arrivals += 1
         self._live[request_id] = request
         self._scheduler.add(request)
+        enter(adapter)
         return None
 
     def _refuse(self, request_id: str, code: RefusalCode, message: str, retry_after_s: float = 0.0) -> Refused:
@@ -391,6 +395,7 @@ class EngineCore:
         if request.row >= 0:
             self._first_tokens.departs(now)
         self._scheduler.finish(request, reason)
+        leave(self._adapters, request.adapter)
         del self._live[request.request_id]
         counters = request.counters
         self.ended.remember(request.request_id, counters, reason, now)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from engine.batch import ForwardBatch, KVTensors
 from engine.device import Result
+from engine.lora import adapters_of
 from engine.packing import Int32s
 from engine.request import Request
 from engine.runner import Flight
@@ -63,6 +64,10 @@ class ExactSteps:
         self._tokens: Int32s = np.zeros((max_running, max_context), dtype=np.int32)
         self._pages: Int32s = np.zeros((max_running, -(-max_context // kv.page_size)), dtype=np.int32)
         seqs = max(max_seqs, max_running)
+        self._adapters: Int32s | None = None
+        """slots of the rows' adapters, where the model has any"""
+        if adapters_of(model) is not None:
+            self._adapters = np.full(max_running, -1, dtype=np.int32)
         self._layout = StepLayout(seqs, step_tokens, 2 * seqs + -(-step_tokens // kv.page_size))
 
     @property
@@ -95,7 +100,10 @@ class ExactSteps:
         for extra in packed.before:
             apply_pages(extra.array, packed.layout, self._pages)
         step = host_step(packed.buffer.array, packed.layout, self._tokens, self._pages, self._page_size)
-        logits = self._model.forward(self._batch(step), self._kv)
+        batch = self._batch(step)
+        if self._adapters is not None:
+            batch.adapters = self._slots(flight, step, self._adapters)
+        logits = self._model.forward(batch, self._kv)
         flight.sampled = Sampled([])
         if packed.sampling:
             flight.sampled = self._sampler.sample(logits, step.sample_rows, step.sample_positions, self._tokens)
@@ -105,6 +113,16 @@ class ExactSteps:
         """What the host's sampler chose."""
         assert flight.sampled is not None
         return flight.sampled
+
+    def _slots(self, flight: Flight, step: HostStep, slots: Int32s) -> Tensor | None:
+        """The slot of each token; None where nobody has an adapter."""
+        for row, slot in flight.adapters:
+            slots[row] = slot
+        packed = flight.packed
+        of_seq = slots[packed.layout.seqs_of(packed.buffer.array)[0, : packed.seqs]]
+        if of_seq.max() < 0:
+            return None
+        return torch.from_numpy(of_seq.repeat(np.diff(step.q_starts)))
 
     def _batch(self, step: HostStep) -> ForwardBatch:
         return ForwardBatch(

@@ -20,6 +20,7 @@ from engine.buckets import Bucket, Buckets
 from engine.choice import Choice, Chosen
 from engine.device import Result
 from engine.graphs import Graphs
+from engine.lora import adapters_of
 from engine.request import Request
 from engine.runner import LOGPROBS, PLAIN, SAMPLED, Flight
 from engine.sampler import Sampled
@@ -73,6 +74,12 @@ class PaddedSteps:
         self._buffer = torch.zeros(self.largest.size, dtype=torch.int32, device=place)
         self._inputs = StepInputs.allocate(self.largest, pages, place)
         self._out = torch.zeros(seqs, dtype=torch.int32, device=place)
+        adapters = adapters_of(model)
+        self._adapters: Tensor | None = None
+        """int32 [rows]: slots of the rows' adapters, where the model has any"""
+        if adapters is not None:
+            adapters.pad()
+            self._adapters = torch.full((max_running,), -1, dtype=torch.int32, device=place)
         with torch.inference_mode():
             self._hidden = self._probe(seqs)
             self._capture()
@@ -111,6 +118,9 @@ class PaddedSteps:
         layout = packed.layout
         for row, state in flight.admitted:
             self._choice.install(row, state)
+        if self._adapters is not None:
+            for row, slot in flight.adapters:
+                self._adapters[row] = slot
         for extra in packed.before:
             self._upload(extra.tensor, layout)
             self._gather(self._view(layout), layout, self._tokens, self._pages, self._page_size, self._into(layout))
@@ -160,9 +170,17 @@ class PaddedSteps:
             kv_lens=into.kv_lens,
             page_table=into.page_table,
             logit_rows=into.logit_rows.to(torch.int64),
+            adapters=None if self._adapters is None else self._slots(self._adapters, layout, into),
             decode=bucket.decode,
         )
         return self._model.hidden(batch, self.kv, every=bucket.decode)
+
+    def _slots(self, of_row: Tensor, layout: StepLayout, into: StepInputs) -> Tensor:
+        """The slot of each token, −1 for padding: its sequence's, found by where it begins."""
+        at = torch.arange(layout.max_tokens, dtype=torch.int32, device=of_row.device)
+        seqs = torch.searchsorted(into.q_starts[1:], at, right=True).clamp_(max=layout.max_seqs - 1)
+        rows = layout.seqs_of(self._view(layout))[0][seqs].to(torch.int64)
+        return torch.where(into.token_ids < 0, -1, of_row[rows])
 
     def _choose(self, rows: int, kind: int) -> Chosen:
         whole = self._inputs

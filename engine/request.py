@@ -22,6 +22,7 @@ from engine.sampling_params import SamplingParams
 from engine.wire import Counters, FinishReason
 
 if TYPE_CHECKING:
+    from engine.lora import Adapter
     from engine.speculative import Guesser
 
 
@@ -48,6 +49,7 @@ class Request:
 
     __slots__ = (
         "accepted",
+        "adapter",
         "ahead",
         "arrival",
         "cached",
@@ -93,6 +95,7 @@ class Request:
         seed: int = 0,
         eos_ids: tuple[int, ...] = (),
         now: float = 0.0,
+        adapter: Adapter | None = None,
     ) -> None:
         self.request_id = request_id
         self.params = params
@@ -123,7 +126,8 @@ class Request:
         self.accepted = 0
         self.rejected = 0
         """guesses that were computed, and stood or were dropped"""
-        self.keys = PrefixKeys(salt)
+        self.adapter = adapter
+        self.keys = PrefixKeys(salt if adapter is None else salt + adapter.salt)
         self.published = 0
         """pages of this table, from the front, that are in the prefix index (or that an equal page stands for)"""
         self.parent_uid = 0

@@ -40,6 +40,8 @@ class Flight:
     shape: StepShape
     admitted: list[tuple[int, object | None]]
     """rows that got a new owner, with what choosing its tokens needs; None for a plain one"""
+    adapters: list[tuple[int, int]]
+    """rows that got a new owner, with the slot of its adapter, −1 for none"""
     kind: int
     """what choosing the tokens takes: PLAIN, SAMPLED or LOGPROBS"""
     drafts: Sequence[Draft] = ()
@@ -124,10 +126,12 @@ class Runner:
     def prepare(self, applied: Applied, drafts: Sequence[Draft] = ()) -> Flight:
         """Pack the step and count its tokens as on their way. At least one request takes part."""
         admitted: list[tuple[int, object | None]] = []
+        adapters: list[tuple[int, int]] = []
         for request in applied.admitted:
             self._packer.admit(request.row)
             asks = PLAIN if plain(request) else SAMPLED if request.params.logprobs is None else LOGPROBS
             self._asks[request.row] = asks
+            adapters.append((request.row, -1 if request.adapter is None else request.adapter.slot))
             admitted.append((request.row, None if asks == PLAIN else self.steps.state(request)))
         work = applied.work
         packed = self._packer.pack(work, drafts)
@@ -154,7 +158,7 @@ class Runner:
         for request in sampling:
             request.tokens.append(0)
             request.ahead += 1
-        flight = self._last = Flight(work, epochs, sampling_epochs, packed, shape, admitted, kind, drafts)
+        flight = self._last = Flight(work, epochs, sampling_epochs, packed, shape, admitted, adapters, kind, drafts)
         return flight
 
     def accept(self, row: int, tokens: int) -> None:

@@ -15,7 +15,19 @@ import msgspec
 import xxhash
 
 from engine.watchdog import InFlight
-from engine.wire import Counters, FinishReason, Progress, Refused, Snapshot, Submit, TokenLogprobs, Usage, pack_tokens
+from engine.wire import (
+    AdapterQuery,
+    AdapterReply,
+    Counters,
+    FinishReason,
+    Progress,
+    Refused,
+    Snapshot,
+    Submit,
+    TokenLogprobs,
+    Usage,
+    pack_tokens,
+)
 
 
 class Script(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -124,6 +136,8 @@ class ScriptedCore:
         self._ticks: list[int] = []
         self._said: list[Progress] = []
         self._ended: OrderedDict[str, Usage] = OrderedDict()
+        self.adapters: list[str] = []
+        """Names of adapters that requests may ask for."""
         self._totals = Counters()
         self._steps = 0
 
@@ -158,6 +172,8 @@ class ScriptedCore:
             return Refused(request_id, "invalid", "the prompt must have at least one token")
         if prompt >= script.max_context:
             return Refused(request_id, "too_long", f"{prompt} tokens are over the context of {script.max_context}")
+        if submit.adapter and submit.adapter not in self.adapters:
+            return Refused(request_id, "unknown_adapter", f"no adapter {submit.adapter} is loaded")
         if request_id in self._live:
             return None
         if self._running < script.max_running:
@@ -175,6 +191,19 @@ class ScriptedCore:
         stream = self._live.get(request_id)
         if stream is not None:
             self._end(stream, "abort", b"", None)
+
+    def adapter(self, query: AdapterQuery) -> AdapterReply:
+        """Keep the names of adapters; a folder named "broken" cannot be read."""
+        error = ""
+        if query.folder.endswith("broken"):
+            error = f"{query.folder}/adapter_config.json: cannot be read"
+        elif query.folder and query.name not in self.adapters:
+            self.adapters.append(query.name)
+        elif query.name in self.adapters and not query.folder:
+            self.adapters.remove(query.name)
+        else:
+            error = f"the adapter {query.name} is loaded already" if query.folder else f"no adapter {query.name}"
+        return AdapterReply(query.query_id, list(self.adapters), error)
 
     def has_work(self) -> bool:
         """True when step() has something to say now."""

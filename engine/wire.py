@@ -22,7 +22,7 @@ PROTOCOL = 1
 MAX_FRAME = 64 * 1024 * 1024
 
 FinishReason = Literal["stop", "length", "abort", "error"]
-RefusalCode = Literal["queue_full", "overloaded", "too_long", "invalid", "draining"]
+RefusalCode = Literal["queue_full", "overloaded", "too_long", "invalid", "draining", "unknown_adapter"]
 """overloaded: its first token would come too late."""
 
 
@@ -39,6 +39,8 @@ class Submit(msgspec.Struct, tag="submit", frozen=True, kw_only=True):
     """Lower runs first; equal priorities run first come, first served."""
     salt: str = ""
     """Tenant of the prefix cache: prompts share cached pages only under the same salt."""
+    adapter: str = ""
+    """Name of the adapter that it is computed with; empty for the model alone."""
     follows: bool = False
     """True for one more answer to a request whose first answer was submitted before: it is taken with that one."""
 
@@ -69,6 +71,22 @@ class RestQuery(msgspec.Struct, tag="rest?", frozen=True):
 
     query_id: int
     asleep: bool
+
+
+class AdapterQuery(msgspec.Struct, tag="adapter?", frozen=True):
+    """Load an adapter from a folder, or with an empty folder unload it: who uses it goes on."""
+
+    query_id: int
+    name: str
+    folder: str = ""
+
+
+class AdapterReply(msgspec.Struct, tag="adapter", frozen=True):
+    """The adapters that are loaded now; error: why what was asked for was not done."""
+
+    query_id: int
+    names: list[str]
+    error: str = ""
 
 
 class Counters(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -198,8 +216,8 @@ class Snapshot(msgspec.Struct, tag="snapshot", frozen=True, kw_only=True):
     """Predicted wait of a long prompt that came now, before its own tokens are computed."""
 
 
-ClientFrame = Submit | Abort | UsageQuery | SnapshotQuery | RestQuery
-EngineFrame = Welcome | Step | Refused | UsageReply | Snapshot | Rested
+ClientFrame = Submit | Abort | UsageQuery | SnapshotQuery | RestQuery | AdapterQuery
+EngineFrame = Welcome | Step | Refused | UsageReply | Snapshot | Rested | AdapterReply
 
 _LENGTH = struct.Struct("<I")
 _encoder = msgspec.msgpack.Encoder()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,23 +11,36 @@ from torch import Tensor
 from engine.layers.rows import take_rows
 from engine.weights.checkpoint import Checkpoint
 from engine.weights.quantize import Quantizer
-from kernels.interface import FLOAT_TYPES, LinearWeight, Ops, ScaledWeight, WeightPart
+from kernels.interface import FLOAT_TYPES, LinearWeight, Ops, ScaledWeight, WeightPart, rows_of
+
+
+class Part(NamedTuple):
+    """One matrix of several that run as one."""
+
+    name: str
+    """as checkpoints call it, without .weight"""
+    rows: int
+    order: Tensor | None
+    """int64 [rows], places in the checkpoint of the rows as they lie here; None for as they are"""
 
 
 class MergedLinear:
     """One matrix made of the rows of several: x [T, K] → [T, N₁ + N₂ + …], outputs in the order of the parts."""
 
-    __slots__ = ("_linear", "packed", "weight")
+    __slots__ = ("_linear", "adapted", "packed", "weight")
 
     def __init__(self, ops: Ops, parts: Sequence[WeightPart], bias: Tensor | None = None) -> None:
         """parts: [Nᵢ, K] each, floats or blocks. bias: float [N] or None."""
         self.weight: LinearWeight = ops.pack(parts, bias)
         self.packed = not all(isinstance(part, Tensor) for part in parts)
         self._linear = ops.linear
+        self.adapted: Callable[[Tensor, Tensor], Tensor] | None = None
+        """(x, result) → the result with what adapters add"""
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [T, K] → [T, N]."""
-        return self._linear(x, self.weight)
+        result = self._linear(x, self.weight)
+        return result if self.adapted is None else self.adapted(x, result)
 
 
 class LayerLoader:
@@ -53,6 +67,8 @@ class LayerLoader:
         self.device = device
         self.weight_bytes = 0
         self.packed = False
+        self.linears: list[tuple[MergedLinear, tuple[Part, ...]]] = []
+        """What `linear` has made"""
 
     def part(self, name: str) -> WeightPart:
         """A matrix's rows as the kernels take them."""
@@ -78,10 +94,11 @@ class LayerLoader:
     def linear(self, *names: str, bias: bool = False, orders: Sequence[Tensor | None] = ()) -> MergedLinear:
         """The matrices `name`.weight stacked in order, with their biases when asked. orders: of each one's rows, None
         for as they are."""
-        parts, biases = [], []
+        parts, biases, placed = [], [], []
         for name, order in zip(names, orders or [None] * len(names), strict=True):
             part = self.part(f"{name}.weight")
             parts.append(part if order is None else take_rows(part, order))
+            placed.append(Part(name, rows_of(part), order))
             if bias:
                 value = self.checkpoint.get(f"{name}.bias")
                 assert isinstance(value, Tensor)
@@ -89,4 +106,5 @@ class LayerLoader:
         layer = MergedLinear(self.ops, parts, torch.cat(biases).to(self.device) if bias else None)
         self.weight_bytes += layer.weight.nbytes
         self.packed |= layer.packed
+        self.linears.append((layer, tuple(placed)))
         return layer

@@ -20,6 +20,7 @@ from engine.layers.mlp import GatedMLP
 from engine.layers.norm import RMSNorm
 from engine.layers.rotary import rotary_tables
 from engine.layers.rows import half_split_order, heads_order
+from engine.lora import Adapters
 from engine.models.config import ModelConfig
 from kernels.decoder import DecoderOps, DecoderProgram, DecoderSpec, LayerSpec
 
@@ -145,11 +146,13 @@ class DecoderModel:
         self._top = layers[-1]
         self._norm = norm
         self._head = head
+        self.adapters: Adapters | None = None
+        """what requests may add to the layers' matrices"""
 
     def forward(self, batch: ForwardBatch, kv: KVTensors) -> Tensor:
         """Run one step: write the step's keys and values into their slots and return float32 logits [R, vocab] of
         logit_rows."""
-        if self._program is not None:
+        if self._program is not None and batch.adapters is None:
             return self._program(
                 batch.token_ids, batch.positions, batch.slots, batch.q_starts, batch.kv_lens, batch.page_table,
                 batch.logit_rows, kv.keys, kv.values,
@@ -160,14 +163,18 @@ class DecoderModel:
     def hidden(self, batch: ForwardBatch, kv: KVTensors, *, every: bool) -> Tensor:
         """The layers alone: write the step's keys and values and return the normalised rows [R, H] of logit_rows, where
         −1 stands for any row. every: the rows are the tokens, one by one."""
+        if self.adapters is not None:
+            self.adapters.begin(batch.adapters)
         residual = self._embedding(batch.token_ids)
         if self.config.embedding_scale != 1.0:
             residual *= self.config.embedding_scale
         x: Tensor | None = None
         for layer in self._below:
             x = layer(x, residual, batch, kv)
-        if every:
+        if every or batch.adapters is not None:
             x = self._top(x, residual, batch, kv)
+            if not every:  # adapters go by all rows of a step
+                x, residual = x[batch.logit_rows], residual[batch.logit_rows]
         else:
             x, residual = self._top.last(x, residual, batch, kv, batch.logit_rows)
         return self._norm(x, residual)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -12,6 +13,8 @@ from engine.batch import ForwardBatch, KVTensors
 from engine.config import EngineConfig
 from engine.embedding import Embedder
 from engine.layers.linear import LayerLoader
+from engine.lora import Adapters, named
+from engine.models.blocks import DecoderModel
 from engine.models.config import ModelConfig
 from engine.models.family import find_family, is_headless
 from engine.weights.checkpoint import open_checkpoint
@@ -72,7 +75,27 @@ def load_model(source: ModelSource, config: EngineConfig, ops: Ops) -> CausalLM:
     # What the loaded model says it can do is what its rotary table covers
     served = dataclasses.replace(model, max_position=positions)
     loaded = find_family(model.architecture, checkpoint.path).load(loader, served, positions)
+    if config.max_loras or config.lora:
+        _take_adapters(loaded, loader, config, checkpoint.path)
     return loaded if how is None else Embedder(loaded, how)
+
+
+def _take_adapters(model: CausalLM, loader: LayerLoader, config: EngineConfig, path: Path) -> None:
+    """Make places for adapters, and load those that are named. Raises WeightsError."""
+    if not isinstance(model, DecoderModel):
+        raise WeightsError(f"{path}: lora, max_loras: adapters of {model.config.architecture} are not served")
+    model.adapters = Adapters(
+        loader.ops,
+        [placed for placed in loader.linears if placed[1][0].name.startswith("model.layers.")],
+        slots=max(config.max_loras, len(config.lora)),
+        rank=config.max_lora_rank,
+        dtype=torch.float32 if loader.device == "cpu" else loader.dtype,
+        device=loader.device,
+    )
+    if loader.device != "cpu" or config.graphs == "on":
+        model.adapters.pad()
+    for name, folder in named(config.lora).items():
+        model.adapters.load(name, Path(folder))
 
 
 def _embedding(source: ModelSource, config: EngineConfig, model: ModelConfig) -> Embedding | None:

@@ -47,6 +47,9 @@ class HandCore:
         said, self.said = self.said, []
         return said
 
+    def adapter(self, query: wire.AdapterQuery) -> wire.AdapterReply:
+        return wire.AdapterReply(query.query_id, [query.name])
+
     def has_work(self) -> bool:
         return bool(self.said)
 
