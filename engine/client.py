@@ -20,6 +20,8 @@ from engine.wire import (
     FrameReader,
     Progress,
     Refused,
+    Rested,
+    RestQuery,
     Snapshot,
     SnapshotQuery,
     Step,
@@ -35,6 +37,9 @@ from engine.wire import (
 
 OnProgress = Callable[[Progress | EngineError], None]
 """Told each Progress of a request in order; the last has a finish_reason or is an EngineError. It must not raise."""
+
+Answer = UsageReply | Snapshot | Rested
+"""What the engine replies to a query."""
 
 UNSENT_LIMIT = 64 << 20
 """Bytes of requests that the engine may leave unread before new ones are refused."""
@@ -52,7 +57,7 @@ class EngineClient:
         self._connection: _Connection | None = None
         self._listeners: dict[str, OnProgress] = {}
         self._aborts: dict[str, asyncio.Future[Progress]] = {}
-        self._queries: dict[int, asyncio.Future[UsageReply | Snapshot]] = {}
+        self._queries: dict[int, asyncio.Future[Answer]] = {}
         self._query_id = 0
         self._lost: asyncio.Event = asyncio.Event()
         self._lost.set()
@@ -191,11 +196,20 @@ class EngineClient:
         assert isinstance(reply, Snapshot)
         return reply
 
-    async def _ask(self, query: Callable[[int], ClientFrame]) -> UsageReply | Snapshot:
+    async def rest(self, *, asleep: bool) -> Rested:
+        """Have an engine without requests give back what memory it can, or take it again. Raises EngineError where it
+        does not."""
+        reply = await self._ask(lambda query_id: RestQuery(query_id, asleep))
+        assert isinstance(reply, Rested)
+        if reply.error:
+            raise EngineError("engine_error", reply.error)
+        return reply
+
+    async def _ask(self, query: Callable[[int], ClientFrame]) -> Answer:
         self._query_id += 1
         query_id = self._query_id
         self._send(query(query_id))
-        future: asyncio.Future[UsageReply | Snapshot] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._queries[query_id] = future
         try:
             return await future
@@ -221,7 +235,7 @@ class EngineClient:
                 listener = self._listeners.pop(request_id, None)
                 if listener is not None:
                     listener(EngineError(code, message, retry_after_s))
-            case UsageReply() | Snapshot() as reply:
+            case UsageReply() | Snapshot() | Rested() as reply:
                 future = self._queries.pop(reply.query_id, None)
                 if future is not None and not future.done():
                     future.set_result(reply)

@@ -13,10 +13,14 @@ from typing import Protocol
 
 from engine.wire import (
     Abort,
+    AdapterQuery,
+    AdapterReply,
     ClientFrame,
     Counters,
     Progress,
     Refused,
+    Rested,
+    RestQuery,
     Snapshot,
     SnapshotQuery,
     Step,
@@ -59,8 +63,16 @@ class Core(Protocol):
         """Counters of the requests that are known, live or ended."""
         ...
 
+    def adapter(self, query: AdapterQuery) -> AdapterReply:
+        """Load or unload an adapter; who uses it goes on."""
+        ...
+
     def snapshot(self, query_id: int) -> Snapshot:
         """Queues and gauges."""
+        ...
+
+    def rest(self, asleep: bool) -> None:
+        """Give back memory while there is no request, or take it again. ValueError where that cannot be."""
         ...
 
 
@@ -156,6 +168,10 @@ class Sessions:
                 peer.send(encode(UsageReply(frame.query_id, self._core.epoch, known)))
             case SnapshotQuery():
                 peer.send(encode(self._core.snapshot(frame.query_id)))
+            case AdapterQuery():
+                peer.send(encode(self._core.adapter(frame)))
+            case RestQuery():
+                peer.send(encode(self._rest(frame)))
 
     def step(self) -> None:
         """Step the core once and send each connection its share as one frame."""
@@ -192,6 +208,16 @@ class Sessions:
             ]
             if said:
                 peer.send(encode(Step(said)))
+
+    def _rest(self, query: RestQuery) -> Rested:
+        began = self._clock()
+        if query.asleep and self._owner:
+            return Rested(query.query_id, False, error=f"{len(self._owner)} requests run or wait")
+        try:
+            self._core.rest(query.asleep)
+        except (ValueError, RuntimeError) as error:  # of a device that has no room, too: the engine stays as it is
+            return Rested(query.query_id, not query.asleep, error=str(error))
+        return Rested(query.query_id, query.asleep, self._clock() - began)
 
     def _submit(self, peer: Peer, submit: Submit) -> None:
         request_id = submit.request_id

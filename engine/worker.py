@@ -258,8 +258,9 @@ class Server:
 def load_core(config: EngineConfig) -> LoadedCore:
     """Load the model. Imported here so that this module, and its start-up errors, do not wait for torch."""
     from engine.core import EngineCore
+    from engine.rest import RestingCore
 
-    return EngineCore.load(config)
+    return RestingCore(EngineCore.load(config))
 
 
 def main(argv: Sequence[str] | None = None, load: Load = load_core) -> int:

@@ -6,31 +6,29 @@ import asyncio
 import logging
 import math
 import os
-import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
-import msgspec
 import orjson
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.routing import Route, Router
 
-from engine.config import EngineConfig
-from engine.tokenizer import Tokenizer
-from engine.weights.sources import ModelSource
+from engine.sizing import MIB
 from engine.wire import UsageReply
-from gateway.admission.capacity import Capacity
 from gateway.admission.keymap import KeyMap
 from gateway.admission.spendings import Spendings
 from gateway.bootstrap import Prepared
 from gateway.chores import Chores, mail_of, marketplace_chores
-from gateway.fleet.catalogue import Catalogue, Model
+from gateway.fleet.catalogue import Catalogue
+from gateway.fleet.deploy import MakeReplica, Supervisors, deploy
+from gateway.fleet.fleet import Fleet
 from gateway.fleet.leases import LocalLeaseKeeper, Terms
+from gateway.fleet.offers import Served, check
 from gateway.fleet.pool import Pool
-from gateway.fleet.recommended import NONE, recommended_sampling
-from gateway.fleet.replicas import ENGINE_COMMAND, Replica, State
+from gateway.fleet.replicas import State
 from gateway.inference import models as model_lists
 from gateway.inference import pipeline
 from gateway.inference.chat import ChatAsk
@@ -84,46 +82,38 @@ class Gateway:
     def __init__(
         self,
         settings: Settings,
-        model: str,
-        source: ModelSource,
+        served: Sequence[Served],
         *,
-        replica: Callable[[Tokenizer, int], Replica] | None = None,
+        replica: MakeReplica | None = None,
         payments: PaymentProvider | None = None,
     ) -> None:
-        """`model` is the name that clients use, `source` where its files are. `replica` makes other supervisors of
-        engines than the settings describe, for the tokenizer and the number of the replica; without `payments`, they
-        are made by hand. Raises WeightsError when the tokenizer cannot be read.
+        """`served` are the models on offer, the first of which is in examples. `replica` makes other supervisors of
+        engines than the settings describe; without `payments`, they are made by hand. Raises WeightsError when a
+        tokenizer cannot be read, SettingError for what cannot be deployed.
         """
-        paths = Paths(settings.data)
+        check(served)
         self.settings = settings
         self.telemetry = Telemetry()
-        self._terms = _terms(settings, model)
-        self.tokenizer = Tokenizer.load(source)
-        engine, count = settings.engine, settings.replicas
-        self.pool = Pool(
-            [
-                self._make_replica(paths, model, source, index) if replica is None else replica(self.tokenizer, index)
-                for index in range(count)
-            ],
-            places=engine.max_running,
-            page_size=engine.page_size,
-            routing=settings.routing,
+        self._terms = _terms(settings, served[0].name)
+        made = deploy(settings, served, replica or Supervisors(settings, served, self._terms))
+        self.fleet = Fleet(
+            [deployment for deployment, _ in made],
+            budget=settings.memory_mib * MIB,
+            wake_s=settings.wake_s,
+            drain_s=settings.drain_s,
         )
-        capacity = Capacity(model, engine.max_running * count, engine.max_queued * count)
-        recommended = recommended_sampling(source) if settings.sampling_defaults == "model" else NONE
-        offer = Model(model, self.pool, self.tokenizer, capacity, recommended=recommended)
-        self.catalogue = Catalogue([offer])
+        self.catalogue = Catalogue([model for _, model in made])
         self.keys: KeyMap
         self.metering: Metering
         self.services: Services
-        self._paths = paths
+        self._paths = Paths(settings.data)
         self._payments = payments or ManualProvider()
         self._database: Database | None = None
         self._management: Context
         self._chores: Chores
         self._mcp: McpEndpoint
         self._nodes: AgentDoor
-        self._model = model
+        self._model = served[0].name
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenise")
         self._readers = ThreadPoolExecutor(2, thread_name_prefix="reports")
         self._reports: Reports
@@ -132,9 +122,10 @@ class Gateway:
         self._stopping = False
 
     def launch(self) -> None:
-        """Start the engine process; what follows can be done while it loads."""
-        self.pool.on_state(self._engine_changed)
-        self.pool.launch()
+        """Start the engine processes; what follows can be done while they load. NeverFitsError."""
+        for deployment in self.fleet:
+            deployment.pool.on_state(partial(self._engine_changed, deployment.name))
+        self.fleet.launch()
 
     async def start(self, prepared: Prepared) -> None:
         """Open the books, wait for the launched engine, recover; returns when requests can be served. An engine that
@@ -183,12 +174,13 @@ class Gateway:
         )
         self._reports = Reports(database, self.services.spendings, self._readers, wall_us, monotonic_us)
         if not settings.lease_socket:
-            await self.pool.ready()
-        await self.metering.recover(_Engines(self._model, self.pool))
+            await self.fleet.ready()
+        await self.metering.recover(_Engines(self.fleet))
         self._tasks.append(asyncio.create_task(self._poll_prices(database), name="prices"))
         live = LiveSettings(database, self.services, wall_us)
         await live.look()
         self._tasks.append(asyncio.create_task(live.follow(), name="settings"))
+        self._tasks.append(asyncio.create_task(self.fleet.follow(), name="idle models"))
         self._chores = Chores()
         self._chores.start(marketplace_chores(self._management, mail_of(settings), self._chores))
 
@@ -208,7 +200,7 @@ class Gateway:
             await self._mcp.stop()
         if hasattr(self, "_chores"):
             await asyncio.to_thread(self._chores.stop)
-        await self.pool.stop(drain_s)
+        await self.fleet.stop(drain_s)
         await self._terms.keeper.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self._readers.shutdown, wait=True, cancel_futures=True)
@@ -224,9 +216,12 @@ class Gateway:
         found: dict[str, str] = {}
         if self._stopping:
             found["gateway"] = "shutting down"
-        if self.pool.state is not State.READY:
-            reason = f": {self.pool.last_error}" if self.pool.last_error else ""
-            found["engine"] = f"{self.pool.state}{reason}"
+        for deployment in self.fleet:
+            pool = deployment.pool
+            if deployment.awake and pool.state is not State.READY:
+                reason = f": {pool.last_error}" if pool.last_error else ""
+                part = "engine" if deployment.name == self._model else f"engine of {deployment.name}"
+                found[part] = f"{pool.state}{reason}"
         trouble = self.metering.trouble
         if trouble is not None:
             found["metering"] = trouble
@@ -311,23 +306,9 @@ class Gateway:
     def _deprecated_login(self, method: str) -> None:
         self.telemetry.deprecated_logins[method] += 1
 
-    def _make_replica(self, paths: Paths, model: str, source: ModelSource, index: int) -> Replica:
-        settings = self.settings
-        engine = shared(settings.engine, settings.replicas)
-        device = "cuda" if settings.lease_socket else engine.device
-        return Replica(
-            msgspec.structs.replace(engine, model=str(source.path), served_name=model, device=device),
-            socket_path=paths.engine_socket(index),
-            log_path=paths.engine_log(index),
-            tokenizer=self.tokenizer,
-            command=shlex.split(settings.engine_command) or ENGINE_COMMAND,
-            drain_s=settings.drain_s,
-            terms=self._terms,
-        )
-
-    def _engine_changed(self, pool: Pool) -> None:
+    def _engine_changed(self, model: str, pool: Pool) -> None:
         if self._started and pool.epoch:
-            self.metering.note_engine(self._model, pool.epoch)
+            self.metering.note_engine(model, pool.epoch)
 
     async def _ledger_caught_up(self) -> None:
         """Return when the ledger has everything that is in the journal now."""
@@ -344,16 +325,19 @@ class Gateway:
 
     async def _read(self) -> None:
         """Ask the others for what a scrape shows."""
-        reading, meter, pool = self.telemetry.reading, self.metering.meter, self.pool
+        reading, meter = self.telemetry.reading, self.metering.meter
         reading.ready = not self.troubles()
         reading.open_holds = len(meter.open_charges)
         reading.voided = meter.stats.voided
         reading.recovered = self.metering.report.settled + self.metering.report.voided
         reading.free_tokens = meter.stats.free_tokens
         reading.journal_backlog = self.metering.journal.next_seq - 1 - self.metering.settler.applied_seq
-        reading.restarts[self._model] = pool.restarts
-        reading.ready_replicas[self._model] = pool.ready_replicas
-        reading.snapshots[self._model] = await pool.snapshot()
+        for deployment in self.fleet:
+            name, pool = deployment.name, deployment.pool
+            reading.restarts[name] = pool.restarts
+            reading.ready_replicas[name] = pool.ready_replicas
+            reading.awake[name] = deployment.awake
+            reading.snapshots[name] = await pool.snapshot()
 
 
 class Doors:
@@ -367,14 +351,6 @@ class Doors:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         await self._hot.get(scope["path"], self._router)(scope, receive, send)
-
-
-def shared(engine: EngineConfig, replicas: int) -> EngineConfig:
-    """The settings of one replica among several on this machine: its share of the cores, where it may take all."""
-    if replicas == 1 or engine.threads or engine.device == "cuda":
-        return engine
-    cores = len(os.sched_getaffinity(0))
-    return msgspec.structs.replace(engine, threads=max(1, cores // replicas))
 
 
 def _terms(settings: Settings, model: str) -> Terms:
@@ -393,18 +369,19 @@ def _terms(settings: Settings, model: str) -> Terms:
 class _Engines:
     """How recovery asks about requests of an earlier process."""
 
-    def __init__(self, model: str, pool: Pool) -> None:
-        self._model = model
-        self._pool = pool
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
 
     async def usage(self, model: str, request_ids: Sequence[str]) -> UsageReply | None:
         """Counters that the engines of `model` remember."""
-        return await self._pool.usage(request_ids) if model == self._model else None
+        deployment = self._fleet.find(model)
+        return None if deployment is None else await deployment.pool.usage(request_ids)
 
     async def abort(self, model: str, request_id: str) -> None:
         """End a sequence of an earlier process."""
-        if model == self._model:
-            await self._pool.abort(request_id)
+        deployment = self._fleet.find(model)
+        if deployment is not None:
+            await deployment.pool.abort(request_id)
 
 
 class RequestIds:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 import msgspec
 from sqlalchemy.exc import SQLAlchemyError
@@ -47,6 +47,15 @@ class FirstRun(msgspec.Struct, frozen=True, kw_only=True):
         return f"FirstRun({self.address})"
 
 
+class PriceTag(NamedTuple):
+    """What a model is to cost, in units of the currency per 1,000,000 tokens; empty keeps what it costs."""
+
+    model: str
+    prompt: str = ""
+    cached: str = ""
+    completion: str = ""
+
+
 class Prepared(msgspec.Struct, kw_only=True):
     """A data folder in working order."""
 
@@ -72,18 +81,26 @@ def lock(paths: Paths) -> IO[str]:
 
 
 def prepare(
-    settings: Settings, model: str, base_url: str, *, clock: Callable[[], int], random: Random = os.urandom
+    settings: Settings,
+    model: str,
+    base_url: str,
+    *,
+    clock: Callable[[], int],
+    random: Random = os.urandom,
+    tags: Sequence[PriceTag] = (),
 ) -> Prepared:
     """Bring the data folder and the database into working order. Raises BootstrapError.
 
-    `model` is the name that gets a price, `base_url` the address that first-run.json tells.
+    `model` is the name that gets the prices of the settings, unless `tags` name the models and their prices;
+    `base_url` is the address that first-run.json tells.
     """
+    asked = tags or [PriceTag(model, settings.price_prompt, settings.price_cached, settings.price_completion)]
     paths = Paths(settings.data)
     made, pepper = secret_key(paths.secret, random)
     database = open_database(settings.database)
     try:
         database.migrate()
-        first = _begin(settings, model, base_url, database, pepper, paths, clock, random)
+        first = _begin(settings, asked, base_url, database, pepper, paths, clock, random)
         if made and first is None:
             paths.secret.unlink()
             raise BootstrapError(
@@ -135,7 +152,7 @@ def write_private(path: Path, content: bytes) -> None:
 
 def _begin(
     settings: Settings,
-    model: str,
+    tags: Sequence[PriceTag],
     base_url: str,
     database: Database,
     pepper: bytes,
@@ -147,7 +164,7 @@ def _begin(
     with database.read() as unit:
         fresh = users.first_admin(unit) is None
     if not fresh:
-        database.transact(lambda unit: _price(unit, settings, model, clock(), random))
+        database.transact(lambda unit: _price(unit, tags, clock(), random))
         return None
     password = new_password(random)
     password_hash = hash_password(password)
@@ -159,7 +176,7 @@ def _begin(
 
     def work(unit: WriteUnit) -> FirstRun | None:
         now = clock()
-        _price(unit, settings, model, now, random)
+        _price(unit, tags, now, random)
         admin = users.create_first_admin(
             unit, email=settings.admin_email, password_hash=password_hash, now=now, random=random
         )
@@ -194,17 +211,18 @@ def _begin(
     return database.transact(work)
 
 
-def _price(unit: WriteUnit, settings: Settings, model: str, now: int, random: Random) -> None:
-    """Give the model the prices of the command line, or the default ones when it has none at all."""
-    current = meters.current_price(unit, model)
-    fallback = Prices() if current is None else current.price
-    try:
-        prompt = parse_nano(settings.price_prompt) if settings.price_prompt else fallback.prompt
-        cached = parse_nano(settings.price_cached) if settings.price_cached else fallback.cached
-        completion = parse_nano(settings.price_completion) if settings.price_completion else fallback.completion
-        meters.set_price(unit, model, prompt, cached, completion, version_id=new_id(now, random), now=now)
-    except MoneyError as error:
-        raise BootstrapError(f"the price of {model} is not usable: {error}") from error
+def _price(unit: WriteUnit, tags: Sequence[PriceTag], now: int, random: Random) -> None:
+    """Give the models the prices that were asked for, or the default ones where one has none at all."""
+    for tag in tags:
+        current = meters.current_price(unit, tag.model)
+        fallback = Prices() if current is None else current.price
+        try:
+            prompt = parse_nano(tag.prompt) if tag.prompt else fallback.prompt
+            cached = parse_nano(tag.cached) if tag.cached else fallback.cached
+            completion = parse_nano(tag.completion) if tag.completion else fallback.completion
+            meters.set_price(unit, tag.model, prompt, cached, completion, version_id=new_id(now, random), now=now)
+        except MoneyError as error:
+            raise BootstrapError(f"the price of {tag.model} is not usable: {error}") from error
 
 
 def _first_line(error: Exception) -> str:

@@ -113,12 +113,18 @@ def _serve_parser(parser: argparse.ArgumentParser) -> None:
     gateway = parser.add_argument_group("gateway")
     people = parser.add_argument_group("people: mail and signing in elsewhere")
     for field in msgspec.structs.fields(Settings):
-        if field.name != "engine":
+        if field.name not in ("engine", "more_models"):
             group = people if field.name in _OF_PEOPLE else gateway
             _add_option(group, field, field_docs(Settings)[field.name])
     engine = parser.add_argument_group("engine")
     for field in msgspec.structs.fields(EngineConfig):
-        _add_option(engine, field, field_docs(EngineConfig)[field.name])
+        if field.name == "model":
+            text = (
+                f"{field_docs(EngineConfig)['model']} Given more than once, several models. (default: {field.default})"
+            )
+            engine.add_argument("--model", action="append", help=text, metavar="X")
+        else:
+            _add_option(engine, field, field_docs(EngineConfig)[field.name])
     parser.set_defaults(run=_serve)
 
 
@@ -133,7 +139,9 @@ def read_settings(options: argparse.Namespace) -> Any:
     from engine.config import EngineConfig
     from gateway.settings import Settings
 
-    chosen = vars(options)
+    chosen = dict(vars(options))
+    first, *more = chosen["model"] or [_default("model", EngineConfig().model)]
+    chosen |= {"model": first, "more_models": tuple(more)}
     engine = EngineConfig(**{name: chosen[name] for name in EngineConfig.__struct_fields__})
     own = {name: chosen[name] for name in Settings.__struct_fields__ if name != "engine"}
     return Settings(engine=engine, **own)

@@ -11,6 +11,7 @@ import shlex
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -19,9 +20,11 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from engine.weights.errors import WeightsError
 from engine.weights.progress import TerminalProgress
-from engine.weights.sources import ModelSource, default_cache_dir, resolve
+from engine.weights.sources import default_cache_dir, resolve
 from gateway.app import Gateway, wall_us
-from gateway.bootstrap import BootstrapError, FirstRun, Prepared, lock, prepare
+from gateway.bootstrap import BootstrapError, FirstRun, Prepared, PriceTag, lock, prepare
+from gateway.fleet.budget import NeverFitsError
+from gateway.fleet.offers import Served, offers_of
 from gateway.fleet.replicas import StartError
 from gateway.metering.clerk import ClerkError
 from gateway.metering.journal import JournalDamagedError, JournalInUseError, JournalUnavailableError
@@ -45,13 +48,12 @@ def serve(settings: Settings) -> int:
         settings.check()
         payments = payments_of(os.environ)
         with lock(paths), _bind(settings) as listener:
-            source = _fetch(settings)
-            name = settings.engine.served_name or source.name
+            served = _fetch(settings)
             base_url = _base_url(settings.host, listener.getsockname()[1])
             told = msgspec.structs.replace(settings, public_url=settings.public_url or base_url)
-            gateway = Gateway(told, name, source, payments=payments)
-            return uvloop.run(_run(gateway, listener, name, base_url))
-    except (BootstrapError, WeightsError, SettingError) as error:
+            gateway = Gateway(told, served, payments=payments)
+            return uvloop.run(_run(gateway, listener, served, base_url))
+    except (BootstrapError, WeightsError, SettingError, NeverFitsError) as error:
         return _fail(str(error))
     except StartError as error:
         return _fail(f"the engine does not start: {error} (its log is {paths.engine_log()})")
@@ -71,21 +73,26 @@ def _bind(settings: Settings) -> socket.socket:
         raise BootstrapError(f"cannot listen on {where}: {error.strerror or error}") from error
 
 
-def _fetch(settings: Settings) -> ModelSource:
-    engine = settings.engine
-    cache = Path(engine.cache_dir).expanduser() if engine.cache_dir else default_cache_dir()
-    with TerminalProgress() as progress:
-        return resolve(engine.model, cache, progress)
+def _fetch(settings: Settings) -> list[Served]:
+    """Find the files of every model, which may have to be fetched. Raises SettingError, WeightsError."""
+    found: list[Served] = []
+    for offer in offers_of(settings):
+        engine = offer.engine
+        cache = Path(engine.cache_dir).expanduser() if engine.cache_dir else default_cache_dir()
+        with TerminalProgress() as progress:
+            source = resolve(engine.model, cache, progress)
+        found.append(Served(name=engine.served_name or source.name, source=source, offer=offer))
+    return found
 
 
-async def _run(gateway: Gateway, listener: socket.socket, name: str, base_url: str) -> int:
-    settings = gateway.settings
+async def _run(gateway: Gateway, listener: socket.socket, served: Sequence[Served], base_url: str) -> int:
+    settings, name = gateway.settings, ", ".join(one.name for one in served)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     print(f"Loading {name} …", file=sys.stderr, flush=True)
-    started = loop.create_task(_start(gateway, name, base_url))
+    started = loop.create_task(_start(gateway, served, base_url))
     stopped = loop.create_task(stop.wait())
     try:
         await asyncio.wait({started, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -98,7 +105,7 @@ async def _run(gateway: Gateway, listener: socket.socket, name: str, base_url: s
         server = make_server(
             gateway.app(), backlog=settings.backlog, drain_s=settings.drain_s, trusted_proxies=settings.proxies
         )
-        server.on_listening = lambda: _announce(settings, prepared.first, name, base_url)
+        server.on_listening = lambda: _announce(settings, prepared.first, [one.name for one in served], base_url)
         serving = loop.create_task(server.serve(sockets=[listener]))
         await asyncio.wait({serving, stopped}, return_when=asyncio.FIRST_COMPLETED)
         if not serving.done():
@@ -117,7 +124,7 @@ async def _run(gateway: Gateway, listener: socket.socket, name: str, base_url: s
         await gateway.stop()
 
 
-async def _start(gateway: Gateway, name: str, base_url: str) -> Prepared:
+async def _start(gateway: Gateway, served: Sequence[Served], base_url: str) -> Prepared:
     """Load the engine and open the books at the same time, but not at the first start.
 
     An engine that cannot start must not leave secrets behind that nobody was shown. One that leases its GPU may come
@@ -126,8 +133,11 @@ async def _start(gateway: Gateway, name: str, base_url: str) -> Prepared:
     settings = gateway.settings
     gateway.launch()
     if not settings.lease_socket and not Paths(settings.data).first_run.exists():
-        await gateway.pool.ready()
-    prepared = await asyncio.to_thread(prepare, settings, name, base_url, clock=wall_us)
+        await gateway.fleet.ready()
+    tags = [
+        PriceTag(one.name, one.offer.price_prompt, one.offer.price_cached, one.offer.price_completion) for one in served
+    ]
+    prepared = await asyncio.to_thread(prepare, settings, served[0].name, base_url, clock=wall_us, tags=tags)
     await gateway.start(prepared)
     return prepared
 
@@ -143,9 +153,9 @@ def settle_memory() -> None:
     gc.set_threshold(20_000, 20, 100)
 
 
-def _announce(settings: Settings, first: FirstRun | None, name: str, base_url: str) -> None:
+def _announce(settings: Settings, first: FirstRun | None, names: Sequence[str], base_url: str) -> None:
     """Say where it is; the secrets are shown at the first start only."""
-    lines = [f"Headrace serves {name} at {base_url}", ""]
+    lines = [f"Headrace serves {', '.join(names)} at {base_url}", ""]
     if settings.lease_socket:
         lines += [
             f"The engine leases its GPU at {settings.lease_socket}; {base_url}/readyz tells what it waits for",
@@ -163,7 +173,7 @@ def _announce(settings: Settings, first: FirstRun | None, name: str, base_url: s
             "",
             f"They are shown this once, and kept in {path}",
             "",
-            curl(first, name),
+            curl(first, names[0]),
         ]
     print("\n".join(lines).rstrip() + "\n", flush=True)
 

@@ -97,6 +97,22 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     routing: Literal["prefix", "least-work", "round-robin"] = "prefix"
     """Which of several replicas gets a request: where the most of its prefix is cached and the least work waits, where
     the least work waits, or each in turn."""
+    more_models: tuple[str, ...] = ()
+    """Models beside the engine's own: --model given more than once."""
+    models_file: str = ""
+    """Several models, in place of --model: a TOML file with a table [[model]] for each, which has the model, its name,
+    prices (price_prompt, …), replicas, idle_sleep_s, idle_unload_s, pinned, memory_mib, any setting of the engine."""
+    memory_mib: int = 0
+    """Memory that all models together may take, in MiB: who is not in use sleeps or is unloaded where another needs
+    room. 0 has no limit."""
+    idle_sleep_s: float = 0.0
+    """Seconds after which a model that nobody uses sleeps: it keeps its weights, gives back its KV cache, and wakes in
+    a moment when a request comes; 0 never."""
+    idle_unload_s: float = 0.0
+    """Seconds after which a model that nobody uses is unloaded: its process ends, and a request loads it again; 0
+    never."""
+    wake_s: float = 30.0
+    """Seconds that a request waits for a model that sleeps or is not loaded, before it is refused with 503."""
     engine_command: str = ""
     """Command that runs the engine process instead of the built-in one."""
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
@@ -122,6 +138,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             ("oauth-client-id", bool(self.oauth_client_id) or not self.oauth_issuer, "must be given with an issuer"),
             ("oauth-name", bool(self.oauth_name), "must not be empty"),
             ("replicas", 1 <= self.replicas <= MOST_REPLICAS, f"must be between 1 and {MOST_REPLICAS}"),
+            ("memory-mib", self.memory_mib >= 0, "must not be negative"),
+            ("idle-sleep-s", self.idle_sleep_s >= 0, "must not be negative"),
+            ("idle-unload-s", self.idle_unload_s >= 0, "must not be negative"),
+            ("wake-s", self.wake_s > 0, "must be positive"),
+            ("models-file", not (self.models_file and self.more_models), "takes the place of --model"),
+            (
+                "lease-socket",
+                not self.lease_socket or not (self.models_file or self.more_models),
+                "leases the GPU of one model, not of several",
+            ),
             ("max-running", self.engine.max_running >= 1, "must be at least 1"),
             ("max-step-ms", self.engine.max_step_ms >= 0, "must not be negative"),
             ("fast-share", 0 <= self.engine.fast_share < 1, "must be at least 0 and below 1"),
@@ -192,14 +218,15 @@ class Paths:
         self.journal = data / "journal.sqlite"
         self.mail = data / "mail"
 
-    def engine_log(self, replica: int = 0) -> Path:
-        """What the engine process of a replica says."""
-        return self.data / f"{_numbered('engine', replica)}.log"
+    def engine_log(self, replica: int = 0, model: int = 0) -> Path:
+        """What the engine process of a replica of a model says."""
+        return self.data / f"{_engine(model, replica)}.log"
 
-    def engine_socket(self, replica: int = 0) -> Path:
-        """Where the engine process of a replica listens."""
-        return self.data / f"{_numbered('engine', replica)}.sock"
+    def engine_socket(self, replica: int = 0, model: int = 0) -> Path:
+        """Where the engine process of a replica of a model listens."""
+        return self.data / f"{_engine(model, replica)}.sock"
 
 
-def _numbered(name: str, index: int) -> str:
-    return f"{name}-{index}" if index else name
+def _engine(model: int, replica: int) -> str:
+    """engine, engine-1 … for the replicas of the first model; engine-m2, engine-m2-1 … for the second's."""
+    return "engine" + (f"-m{model + 1}" if model else "") + (f"-{replica}" if replica else "")

@@ -86,6 +86,7 @@ class Reading:
         """By model; None where the engine does not answer."""
         self.restarts: dict[str, int] = {}
         self.ready_replicas: dict[str, int] = {}
+        self.awake: dict[str, bool] = {}
         self.open_holds = 0
         self.voided = 0
         self.free_tokens = 0
@@ -199,6 +200,9 @@ class _Metrics(Collector):
         up = GaugeMetricFamily("headrace_engine_up", "1 when the engine answers", labels=["model"])
         restarts = CounterMetricFamily("headrace_engine_restarts", "Times the engine was restarted", labels=["model"])
         ready = GaugeMetricFamily("headrace_engine_ready_replicas", "Replicas that answer requests", labels=["model"])
+        awake = GaugeMetricFamily("headrace_model_awake", "1 while the model is loaded and awake", labels=["model"])
+        for model, is_awake in reading.awake.items():
+            awake.add_metric([model], float(is_awake))
         for model, count in reading.restarts.items():
             restarts.add_metric([model], count)
         for model, count in reading.ready_replicas.items():
@@ -235,4 +239,4 @@ class _Metrics(Collector):
                     gauge.add_metric([model], float(getattr(snapshot, name)))
                 for name, counter in counters.items():
                     counter.add_metric([model], float(getattr(snapshot, name)))
-        yield from (up, restarts, ready, *gauges.values(), *counters.values())
+        yield from (up, awake, restarts, ready, *gauges.values(), *counters.values())

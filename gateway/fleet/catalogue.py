@@ -12,6 +12,7 @@ from engine.client import EngineClient
 from engine.generation import GenerateRequest
 from engine.tokenizer import Tokenizer
 from gateway.admission.capacity import Capacity
+from gateway.fleet.deployment import Visit
 from gateway.fleet.pool import Seat
 from gateway.fleet.recommended import NONE
 from marketplace.ledger.meters import PriceVersion, current_price
@@ -33,6 +34,9 @@ class Server(Protocol):
     @property
     def max_context(self) -> int:
         """Most tokens of prompt and answer together; 0 while none has said so."""
+
+    async def arrive(self) -> Visit:
+        """Begin to use it: it is awake until the visit is over. NotNowError."""
 
     def place(self, request: GenerateRequest, avoid: Collection[int] = ()) -> Seat:
         """Choose who of them computes a request. EngineError where there is none to choose from."""

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -99,13 +99,15 @@ class Replica:
         command: Sequence[str] = ENGINE_COMMAND,
         drain_s: float = 30.0,
         terms: Terms | None = None,
+        environment: Mapping[str, str] | None = None,
         backoff: Backoff | None = None,
         patience: Patience | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """`command` gets --socket, --config, --drain-s and --parent appended; `terms` say who gives it its GPUs, by
-        default it may use what is there. clock and sleep serve the back-off.
+        default it may use what is there; `environment` is added to this process's own. clock and sleep serve the
+        back-off.
         """
         self.config = config
         self.socket_path = socket_path
@@ -121,7 +123,8 @@ class Replica:
         self.pid: int | None = None
         """The process that runs now."""
         self._command = tuple(command)
-        self._drain_s = drain_s
+        self._drain_s = self._last_drain_s = drain_s
+        self._environment = {**os.environ, **environment} if environment else None
         self._terms = terms or Terms(keeper=LocalLeaseKeeper())
         self._backoff = backoff or Backoff()
         self._patience = patience or Patience.of(config)
@@ -165,7 +168,7 @@ class Replica:
         """Let running requests finish within drain_s seconds (None: as configured), abort the rest, end the process."""
         supervisor, self._supervisor = self._supervisor, None
         if supervisor is not None:
-            self._drain_s = self._drain_s if drain_s is None else drain_s
+            self._last_drain_s = self._drain_s if drain_s is None else drain_s
             supervisor.cancel()
             await asyncio.wait({supervisor})
         self._become(State.STOPPED)
@@ -212,7 +215,7 @@ class Replica:
                     await self._leave(process, exited, ending, tenancy.seconds_left(ending))
             served_s = self._served_s()
         except asyncio.CancelledError:
-            await self._drain(process, exited, self._drain_s)
+            await self._drain(process, exited, self._last_drain_s)
             raise
         finally:
             await self._end(process, exited)
@@ -290,6 +293,7 @@ class Replica:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
+                env=self._environment,
             )
         )
         try:

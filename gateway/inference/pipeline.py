@@ -23,6 +23,7 @@ from gateway.admission.keymap import KeyMap, KeyState
 from gateway.admission.spendings import Spendings
 from gateway.admission.tab import Tab
 from gateway.fleet.catalogue import Catalogue, Model
+from gateway.fleet.deployment import NotNowError, Visit
 from gateway.inference import errors, limits
 from gateway.inference.answer import AT_ONCE, Answer
 from gateway.inference.errors import ApiError
@@ -112,10 +113,17 @@ async def answer(services: Services, exchange: Exchange, parse: Callable[[bytes]
     if refused is not None:
         raise limits.refusal(refused)
     try:
-        admitted = await _admit(services, exchange, ask, model, price, key)
+        visit = await visit_to(model)
     except BaseException:  # a caller who hung up, too, runs no longer
         key.limits.release()
         raise
+    try:
+        admitted = await _admit(services, exchange, ask, model, price, key)
+    except BaseException:  # … and uses the model no longer
+        visit.leave()
+        key.limits.release()
+        raise
+    admitted.on_end(visit.leave)
     admitted.on_end(key.limits.release)
     exchange.extra.append((b"x-price-version", price.id.encode("ascii")))
     admitted.start()
@@ -128,6 +136,14 @@ async def answer(services: Services, exchange: Exchange, parse: Callable[[bytes]
             admitted,
             lambda sink, usage: orjson.dumps(ask.body(exchange.request_id, created, sink.choices, usage, tokenizer)),
         )
+
+
+async def visit_to(model: Model) -> Visit:
+    """Begin to use a model, which is woken where it sleeps. Raises ApiError (503)."""
+    try:
+        return await model.server.arrive()
+    except NotNowError as error:
+        raise errors.unavailable(error.message, error.retry_after_s) from error
 
 
 async def _admit(

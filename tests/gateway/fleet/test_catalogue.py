@@ -12,6 +12,7 @@ from engine.client import EngineClient
 from engine.generation import EngineError
 from gateway.admission.capacity import Capacity
 from gateway.fleet.catalogue import Catalogue, Model, offered, per_token
+from gateway.fleet.deployment import NotNowError
 from marketplace.ledger import meters
 
 
@@ -26,6 +27,9 @@ class _Server:
     client = EngineClient("nowhere.sock")
     connected = False
     max_context = 0
+
+    async def arrive(self) -> Any:
+        raise NotNowError("it is not there", 1.0)
 
     def place(self, request: Any, avoid: Any = ()) -> Any:
         raise EngineError("engine_down", "it is not there")

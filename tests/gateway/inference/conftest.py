@@ -24,7 +24,8 @@ from engine.scripted import ScriptedEngine
 from engine.tokenizer import Tokenizer
 from engine.weights.sources import ModelSource
 from gateway.app import Gateway, wall_us
-from gateway.bootstrap import Prepared, prepare
+from gateway.bootstrap import Prepared, PriceTag, prepare
+from gateway.fleet.offers import Served, offers_of
 from gateway.fleet.replicas import Replica, State
 from gateway.server import FrontServer, bind, make_server
 from gateway.settings import Settings
@@ -88,7 +89,7 @@ class House:
         self.gateway: Gateway
         self.server: FrontServer
         self.engines: list[ScriptedEngine]
-        """One for each replica; the first is `engine`."""
+        """One for each replica of each model; the first is `engine`."""
         self.replicas: list[StandIn] = []
         self._prepared = prepared
         self._script = script
@@ -116,19 +117,28 @@ class House:
 
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
-        paths = [self._folder / f"engine-{index}.sock" for index in range(self.settings.replicas)]
-        self.engines = [ScriptedEngine(path, self._script) for path in paths]
+        names = [MODEL, *self.settings.more_models]
+        served = [
+            Served(name=name, source=self.source, offer=offer)
+            for name, offer in zip(names, offers_of(self.settings), strict=True)
+        ]
+        paths = {
+            (one.name, index): self._folder / f"{one.name}-{index}.sock"
+            for one in served
+            for index in range(one.offer.replicas)
+        }
+        self.engines = [ScriptedEngine(path, self._script) for path in paths.values()]
         self.engine = self.engines[0]
         for engine in self.engines:
             await engine.start()
 
-        def replica(tokenizer: Tokenizer, index: int) -> Replica:
-            self.replicas.append(
-                StandIn(EngineConfig(), socket_path=paths[index], log_path=self._folder / "log", tokenizer=tokenizer)
-            )
-            return self.replicas[-1]
+        def replica(one: Served, index: int, tokenizer: Tokenizer) -> Replica:
+            path = paths[one.name, index]
+            made = StandIn(EngineConfig(), socket_path=path, log_path=self._folder / "log", tokenizer=tokenizer)
+            self.replicas.append(made)
+            return made
 
-        self.gateway = Gateway(self.settings, MODEL, self.source, replica=replica)
+        self.gateway = Gateway(self.settings, served, replica=replica)
         try:
             self.gateway.launch()
             await self.gateway.start(self._prepared)
@@ -310,7 +320,8 @@ def house_maker(quick_folder: Path, _template: Path, tiny_model: ModelSource, to
         data = Path(tempfile.mkdtemp(dir=quick_folder))
         shutil.copyfile(_template, data / "headrace.db")
         chosen = Settings(data=data, **settings)
-        prepared = prepare(chosen, MODEL, "http://127.0.0.1:1", clock=wall_us)
+        tags = [PriceTag(name) for name in (MODEL, *chosen.more_models)] if chosen.more_models else []
+        prepared = prepare(chosen, MODEL, "http://127.0.0.1:1", clock=wall_us, tags=tags)
         reply = tuple(tokenizer.encode("Hello, wörld! "))
         described: dict[str, Any] = {"model": MODEL, "tokens": 32, "reply": reply, "eos": EOS, "vocab_size": 258}
         return House(chosen, prepared, tiny_model, Script(**{**described, **(script or {})}))

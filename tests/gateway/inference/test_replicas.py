@@ -111,7 +111,7 @@ def test_a_request_is_sent_again_once(make_house: Any) -> None:
     asking.join(20)
     assert failures[0].status_code == 503 and int(failures[0].response.headers["retry-after"]) >= 1
     assert [(row[0], row[1], row[5]) for row in house.usage()] == [("engine_error", 0, 0)]
-    assert house.do(lambda: house.gateway.pool.connected)
+    assert house.do(lambda: next(iter(house.gateway.fleet)).connected)
 
 
 def test_one_replica_that_is_away_is_no_trouble(make_house: Any) -> None:

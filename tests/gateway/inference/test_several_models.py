@@ -1,0 +1,107 @@
+"""Several models behind one gateway: found by name, asleep while nobody asks, awake when somebody does."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import openai
+import pytest
+
+from gateway.fleet.budget import Rest
+
+HELLO: list[Any] = [{"role": "user", "content": "Hi"}]
+
+
+def ask(house: Any, model: str) -> Any:
+    return house.client().chat.completions.create(model=model, messages=HELLO)
+
+
+def rest_of(house: Any, model: str) -> Rest:
+    rest: Rest = house.do(lambda: house.gateway.fleet.find(model).rest)
+    return rest
+
+
+def begin(house: Any, work: Callable[[], Any]) -> Any:
+    """Start a coroutine on the gateway's loop; returns its future."""
+
+    return asyncio.run_coroutine_threadsafe(work(), house._loop)
+
+
+def test_each_is_found_by_its_name_and_computed_by_its_engine(make_house: Any) -> None:
+    house = make_house(more_models=("other",))
+    assert [model.id for model in house.client().models.list().data] == ["tiny", "other"]
+    for name in ("tiny", "other", "other"):
+        answer = ask(house, name)
+        assert (answer.model, answer.usage.completion_tokens) == (name, 32)
+    house.idle()
+    prompts = [house.do(lambda engine=engine: engine.core.snapshot(0).prompt_tokens) for engine in house.engines]
+    assert prompts[1] == 2 * prompts[0] > 0
+    assert house.rows("SELECT model, count(*) FROM usage_record GROUP BY model ORDER BY model") == [
+        ("other", 2), ("tiny", 1),
+    ]  # fmt: skip
+    with pytest.raises(openai.NotFoundError):
+        ask(house, "a third")
+
+
+def test_a_request_wakes_a_model_that_sleeps_and_one_that_is_not_loaded(make_house: Any) -> None:
+    house = make_house(more_models=("other",))
+    fleet = house.gateway.fleet
+    other = fleet.find("other")
+    begin(house, lambda: fleet.sleep(other)).result(10)
+    assert rest_of(house, "other") is Rest.ASLEEP and house.engines[1].core.asleep
+    assert not house.engines[0].core.asleep
+    assert ask(house, "other").usage.completion_tokens == 32
+    assert rest_of(house, "other") is Rest.AWAKE and not house.engines[1].core.asleep
+    begin(house, lambda: fleet.unload(other)).result(10)
+    assert rest_of(house, "other") is Rest.AWAY and not house.replicas[1].client.connected
+    assert house.ask(house.headed(method="GET", path="/readyz", body=b"")).status == 200, "nothing is wrong with it"
+    assert ask(house, "other").usage.completion_tokens == 32
+    metrics = house.ask(house.headed(method="GET", path="/metrics", body=b"")).body
+    assert b'headrace_model_awake{model="other"} 1.0' in metrics
+
+
+def test_a_move_waits_for_requests_and_requests_wait_for_a_move(make_house: Any) -> None:
+    house = make_house(more_models=("other",))
+    fleet = house.gateway.fleet
+    other, engine = fleet.find("other"), house.engines[1]
+    answers: list[Any] = []
+    asking = [threading.Thread(target=lambda: answers.append(ask(house, "other"))) for _ in range(2)]
+    house.do(engine.stall)
+    asking[0].start()
+    house.eventually(lambda: other.visits == 1, "the first uses it")
+    going = begin(house, lambda: fleet.sleep(other))
+    house.eventually(lambda: other.moving == "leaving", "the model is about to sleep")
+    asking[1].start()
+    house.eventually(lambda: "other" in fleet._waking, "the second waits for it to wake again")
+    assert house.do(lambda: (other.visits, engine.core.asleep)) == (1, False)
+    house.do(engine.resume)
+    going.result(10)
+    for thread in asking:
+        thread.join(20)
+    assert [answer.usage.completion_tokens for answer in answers] == [32, 32]
+    assert rest_of(house, "other") is Rest.AWAKE
+
+
+def test_a_model_makes_room_for_another_when_nobody_uses_it(make_house: Any) -> None:
+    house = make_house(more_models=("other",), memory_mib=800, wake_s=0.3)
+    assert (rest_of(house, "tiny"), rest_of(house, "other")) == (Rest.AWAKE, Rest.AWAY), "there is room for one"
+    assert ask(house, "other").usage.completion_tokens == 32
+    assert rest_of(house, "other") is Rest.AWAKE and rest_of(house, "tiny") is not Rest.AWAKE
+    house.script(tokens=100_000, interval_ms=5.0)
+    stream = house.client().chat.completions.create(model="other", messages=HELLO, stream=True)
+    with pytest.raises(openai.InternalServerError) as caught:
+        ask(house, "tiny")
+    assert (caught.value.status_code, caught.value.code) == (503, "service_unavailable")
+    assert "no room" in caught.value.message and int(caught.value.response.headers["retry-after"]) == 5
+    assert rest_of(house, "other") is Rest.AWAKE, "whoever is in use stays"
+    stream.close()
+
+
+def test_nobody_asks_and_they_sleep_then_go(make_house: Any) -> None:
+    house = make_house(more_models=("other",), idle_sleep_s=0.01)
+    house.eventually(lambda: all(d.rest is Rest.ASLEEP for d in house.gateway.fleet), "all sleep")
+    assert ask(house, "tiny").usage.completion_tokens == 32
+    assert house.do(lambda: house.gateway.fleet.find("tiny").woke_in_s) < 1.0
