@@ -25,6 +25,7 @@ MODULES = {
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
     "Gemma3ForConditionalGeneration": "gemma3",
+    "GptOssForCausalLM": "gpt_oss",
     "LlamaForCausalLM": "llama",
     "LlamaModel": "llama",
     "MistralForCausalLM": "mistral",

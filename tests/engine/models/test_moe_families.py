@@ -10,11 +10,20 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import MixtralConfig, MixtralForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from safetensors.torch import load_file, save_file
+from transformers import (
+    GptOssConfig,
+    GptOssForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from engine.models.registry import CausalLM
 from engine.weights.errors import WeightsError
-from tests.engine.models.test_families import PROMPT, SMALL, expected_logits, expected_tokens
+from kernels.mxfp4 import dequantize_mxfp4
+from tests.engine.models.test_families import PROMPT, SMALL, YARN, expected_logits, expected_tokens
 
 CASES: dict[str, tuple[Any, Any]] = {
     "mixtral": (MixtralForCausalLM, MixtralConfig(**SMALL, num_local_experts=5, num_experts_per_tok=2)),
@@ -26,6 +35,17 @@ CASES: dict[str, tuple[Any, Any]] = {
         Qwen3MoeForCausalLM,
         Qwen3MoeConfig(
             **SMALL, head_dim=32, moe_intermediate_size=40, num_experts=12, num_experts_per_tok=4, norm_topk_prob=True
+        ),
+    ),
+    "gpt-oss": (
+        GptOssForCausalLM,
+        GptOssConfig(
+            **SMALL,
+            head_dim=32,
+            sliding_window=9,
+            num_local_experts=6,
+            num_experts_per_tok=3,
+            rope_parameters=YARN | {"truncate": False, "beta_fast": 32.0, "beta_slow": 1.0},
         ),
     ),
     "qwen3-moe-some-layers": (
@@ -43,7 +63,7 @@ CASES: dict[str, tuple[Any, Any]] = {
 }
 
 
-INTERPRETED = ["qwen3-moe"]
+INTERPRETED = ["qwen3-moe", "gpt-oss"]
 """One of each kind: the interpreter is slow."""
 
 
@@ -124,4 +144,38 @@ def test_a_configuration_that_does_not_fit_is_refused_by_name(
     file = tmp_path / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {field: value}))
     with pytest.raises(WeightsError, match=message):
+        load(tmp_path)
+
+
+def test_mxfp4_experts_are_the_numbers_that_they_stand_for(
+    tmp_path: Path, load: Callable[..., CausalLM], paged_loop: Any
+) -> None:
+    theirs = make("gpt-oss", tmp_path)
+    draw = torch.Generator().manual_seed(3)
+    file = tmp_path / "model.safetensors"
+    stored = load_file(file)
+    for name in [name for name in stored if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        experts, inputs, outputs = stored.pop(name).shape
+        codes = torch.randint(0, 256, (experts, outputs, inputs // 32, 16), generator=draw, dtype=torch.uint8)
+        scales = torch.randint(120, 126, (experts, outputs, inputs // 32), generator=draw, dtype=torch.uint8)
+        stored |= {f"{name}_blocks": codes, f"{name}_scales": scales}
+        with torch.no_grad():
+            theirs.get_parameter(name).copy_(dequantize_mxfp4(codes, scales).transpose(1, 2))
+    save_file(stored, file)
+    config = json.loads((tmp_path / "config.json").read_text())
+    settings = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": settings}))
+    ours = load(tmp_path)
+    torch.testing.assert_close(paged_loop(ours).step([PROMPT]), expected_logits(theirs), atol=1e-4, rtol=1e-4)
+    native = load(tmp_path, "cpu")
+    assert native.packed and native.weight_bytes < ours.weight_bytes
+    best = paged_loop(native).step([PROMPT]).argmax(dim=-1) == expected_logits(theirs).argmax(dim=-1)
+    assert float(best.float().mean()) > 0.9
+
+
+def test_an_activation_of_another_shape_is_refused(tmp_path: Path, load: Callable[..., CausalLM]) -> None:
+    make("gpt-oss", tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"swiglu_limit": 5.0}))
+    with pytest.raises(WeightsError, match=r"swiglu_limit.*is 5\.0; only 7\.0"):
         load(tmp_path)
