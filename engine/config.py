@@ -11,6 +11,7 @@ import msgspec
 Device = Literal["auto", "cpu", "cuda"]
 KernelChoice = Literal["auto", "triton", "cpu", "reference"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+CacheDtype = Literal["auto", "float32", "bfloat16", "float16", "fp8"]
 Quantize = Literal["none", "fp8", "int8", "int4"]
 
 
@@ -36,8 +37,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     GPUs (where GGUF's blocks become dense), float32 on CPUs. Any other makes every weight dense in that type.
     """
     quantize: Quantize = "none"
-    """Quantise dense weights as they are loaded: fp8 or int8 (a scale for each row), or int4 (a scale and a zero for each
-    128 inputs; embedding and head take 8 bits). On a CPU int8 and fp8 are both blocks of 32 of 8 bits and int4 is
+    """Quantise dense weights as they are loaded: fp8 or int8 (a scale for each row), or int4 (a scale and a zero for
+    each 128 inputs; embedding and head take 8 bits). On a CPU int8 and fp8 are both blocks of 32 of 8 bits and int4 is
     blocks of 32 of 4 bits (embedding and head: 8), the fastest there. A checkpoint that is quantised already is
     refused, unless dtype says what to make it first.
     """
@@ -46,8 +47,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     those: 8 is the fastest, 16 gives the answers of unrounded ones. On a CPU 16 is nearly as fast for a few streams,
     and has 0.6 of the speed for long prompts and large batches.
     """
-    kv_dtype: Dtype = "auto"
-    """Type of the KV cache; auto is float16 for packed weights on a CPU and the activation type otherwise."""
+    kv_dtype: CacheDtype = "auto"
+    """Type of the KV cache; auto is float16 for packed weights on a CPU and the activation type otherwise. fp8 (e4m3)
+    takes a byte a number, so that twice the tokens fit; keys and values are rounded to 4 significant bits.
+    """
     kv_memory_mib: int = 0
     """Memory for the KV cache in MiB; 0 sizes it from what is free (on CPUs: a quarter of free memory, at most 2
     GiB).

@@ -17,7 +17,7 @@ AUTO_MOST = 2048 * MIB
 GPU_SHARE = 0.9
 """On a GPU: this part of what is free after the weights."""
 
-ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 
 
 class Shape(Protocol):
@@ -88,7 +88,7 @@ def plan_kv(config: EngineConfig, shape: Shape, *, packed: bool, device: str, fr
         raise ValueError(f"page_size must be 16, 32 or 64, not {config.page_size}")
     if config.max_running < 1 or config.step_tokens < 1 or config.max_queued < 0:
         raise ValueError("max_running and step_tokens must be at least 1, max_queued at least 0")
-    dtype: str = config.kv_dtype
+    dtype: str = "float8_e4m3fn" if config.kv_dtype == "fp8" else config.kv_dtype
     if dtype == "auto":
         if device == "cpu":
             dtype = "float16" if packed else "float32"
@@ -127,7 +127,7 @@ def plan_kv(config: EngineConfig, shape: Shape, *, packed: bool, device: str, fr
 
 
 def _known_dtype(name: str) -> str:
-    return name if name in ITEM_BYTES else "bfloat16"
+    return name if name in ("float32", "float16") else "bfloat16"
 
 
 def free_host_bytes() -> int:

@@ -27,6 +27,7 @@ from kernels.reference import check_parts
 from kernels.scaled_blocks import to_blocks
 
 _FLOAT_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_CACHE_KINDS = _FLOAT_KINDS | {torch.float8_e4m3fn: 6}
 _BLOCK_KINDS: dict[BlockFormat, int] = {"q4_0": 3, "q4_1": 4, "q8_0": 5}
 ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1, "clamped_silu": 2}
 """hr_activation of headrace.h."""
@@ -293,7 +294,7 @@ def int_address(x: Tensor) -> int:
 
 def cache_shape(keys: Tensor, values: Tensor, kv_heads: int) -> tuple[int, int, int, int]:
     """Pages, page size, head size and kind of a cache. Raises ValueError where keys and values do not match."""
-    if keys.shape != values.shape or keys.dtype != values.dtype or keys.dim() != 4 or keys.dtype not in _FLOAT_KINDS:
+    if keys.shape != values.shape or keys.dtype != values.dtype or keys.dim() != 4 or keys.dtype not in _CACHE_KINDS:
         raise ValueError(
             f"caches must be equal in shape and type: {list(keys.shape)}, {list(values.shape)}, {keys.dtype}"
         )
@@ -302,4 +303,4 @@ def cache_shape(keys: Tensor, values: Tensor, kv_heads: int) -> tuple[int, int, 
     pages, heads, page_size, head_dim = keys.shape
     if heads != kv_heads or head_dim % 2 or head_dim > _MAX_HEAD:
         raise ValueError(f"a cache of {list(keys.shape)} is not {kv_heads} heads of an even size up to {_MAX_HEAD}")
-    return pages, page_size, head_dim, _FLOAT_KINDS[keys.dtype]
+    return pages, page_size, head_dim, _CACHE_KINDS[keys.dtype]

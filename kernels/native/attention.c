@@ -60,6 +60,7 @@ static inline void transpose8(const __m256 in[8], float *out) { /* rows of in be
 
 static inline __m256 load8(const void *p, int64_t index, int kind) {
     if (kind == HR_F32) return _mm256_loadu_ps((const float *)p + index);
+    if (kind == HR_E4M3) return (__m256)vf_load_e4m3((const uint8_t *)p + index);
     __m128i h = _mm_loadu_si128((const __m128i *)((const uint16_t *)p + index));
     if (kind == HR_F16) return _mm256_cvtph_ps(h);
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
@@ -199,6 +200,7 @@ HR_INLINE void run_task(const attention_job *job, int64_t index, int thread, int
 static void tasks_f32(void *job, int64_t begin, int64_t end, int thread) { while (begin < end) run_task(job, begin++, thread, HR_F32); }
 static void tasks_bf16(void *job, int64_t begin, int64_t end, int thread) { while (begin < end) run_task(job, begin++, thread, HR_BF16); }
 static void tasks_f16(void *job, int64_t begin, int64_t end, int thread) { while (begin < end) run_task(job, begin++, thread, HR_F16); }
+static void tasks_e4m3(void *job, int64_t begin, int64_t end, int thread) { while (begin < end) run_task(job, begin++, thread, HR_E4M3); }
 
 /* Every length and every page that will be read lies inside its table and cache; nothing is read before this holds. */
 int hr_attention_check(const hr_attention_args *a) {
@@ -230,6 +232,7 @@ HR_API int hr_attention(hr_pool *pool, const hr_attention_args *args) {
     for (int i = 0; i < hr_threads(pool); i++)
         if (!hr_scratch(pool, i, place(&sizes, NULL, block * group, wide))) return HR_NO_MEMORY;
     attention_job job = {args, pool, tasks, total, block, wide};
-    hr_parallel(pool, total * args->kv_heads, 1, args->kv_kind == HR_F32 ? tasks_f32 : args->kv_kind == HR_BF16 ? tasks_bf16 : tasks_f16, &job);
+    hr_range run = args->kv_kind == HR_F32 ? tasks_f32 : args->kv_kind == HR_BF16 ? tasks_bf16 : args->kv_kind == HR_F16 ? tasks_f16 : tasks_e4m3;
+    hr_parallel(pool, total * args->kv_heads, 1, run, &job);
     return HR_OK;
 }

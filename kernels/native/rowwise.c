@@ -101,6 +101,8 @@ HR_API int hr_gated(hr_pool *pool, const float *x, int64_t rows, int64_t width, 
 HR_INLINE void store_kind(void *cache, int64_t index, const float *x, int64_t count, int kind) {
     if (kind == HR_F32) {
         memcpy((float *)cache + index, x, sizeof(float) * (size_t)count);
+    } else if (kind == HR_E4M3) {
+        for (int64_t k = 0; k < count; k++) ((uint8_t *)cache)[index + k] = hr_to_e4m3(x[k]);
     } else {
         uint16_t *to = (uint16_t *)cache + index;
         int64_t k = 0;

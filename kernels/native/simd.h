@@ -157,6 +157,45 @@ HR_INLINE vf vf_load_bf16(const uint16_t *p) {
     return (vf)(__builtin_convertvector(h, vu) << 16);
 }
 
+/* ---- e4m3, 8-bit floats without infinities: their bits in those of a half are the value over 256 ---- */
+HR_INLINE float hr_from_e4m3(uint8_t b) {
+    return hr_from_half((uint16_t)((b & 0x80) << 8 | (b & 0x7f) << 7)) * 256.0f;
+}
+
+HR_INLINE uint8_t hr_to_e4m3(float x) { /* to nearest, ties to even, at most 448 */
+    uint32_t bits, sign;
+    memcpy(&bits, &x, 4);
+    sign = bits >> 24 & 0x80;
+    bits &= 0x7fffffff;
+    if (bits > 0x43e00000) bits = 0x43e00000;
+    if (bits < 0x3c800000) { /* below 2^-6 the step is 2^-9, the last place of 2^14: adding that rounds to it */
+        float small;
+        memcpy(&small, &bits, 4);
+        small += 16384.0f;
+        memcpy(&bits, &small, 4);
+        return (uint8_t)(sign | (bits - 0x46800000));
+    }
+    return (uint8_t)(sign | (((bits + 0x7ffff + (bits >> 20 & 1)) >> 20) - (120 << 3)));
+}
+
+HR_INLINE vf vf_load_e4m3(const uint8_t *p) {
+#if defined(HR_AVX512)
+    __m256i w = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)p));
+    w = _mm256_or_si256(_mm256_slli_epi16(_mm256_and_si256(w, _mm256_set1_epi16(0x80)), 8),
+                        _mm256_slli_epi16(_mm256_and_si256(w, _mm256_set1_epi16(0x7f)), 7));
+    return (vf)_mm512_cvtph_ps(w) * 256.0f;
+#elif defined(HR_AVX2)
+    __m128i w = _mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i *)p));
+    w = _mm_or_si128(_mm_slli_epi16(_mm_and_si128(w, _mm_set1_epi16(0x80)), 8),
+                     _mm_slli_epi16(_mm_and_si128(w, _mm_set1_epi16(0x7f)), 7));
+    return (vf)_mm256_cvtph_ps(w) * 256.0f;
+#else
+    vf v;
+    for (int i = 0; i < HR_LANES; i++) v[i] = hr_from_e4m3(p[i]);
+    return v;
+#endif
+}
+
 HR_INLINE void vf_store_half(uint16_t *p, vf v) {
 #if defined(HR_AVX512)
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
@@ -171,16 +210,18 @@ HR_INLINE void vf_store_half(uint16_t *p, vf v) {
 HR_INLINE vf vf_load_kind(const void *p, int64_t index, int kind) {
     if (kind == HR_F32) return vf_load((const float *)p + index);
     if (kind == HR_BF16) return vf_load_bf16((const uint16_t *)p + index);
+    if (kind == HR_E4M3) return vf_load_e4m3((const uint8_t *)p + index);
     return vf_load_half((const uint16_t *)p + index);
 }
 
 HR_INLINE float hr_load_kind(const void *p, int64_t index, int kind) {
     if (kind == HR_F32) return ((const float *)p)[index];
+    if (kind == HR_E4M3) return hr_from_e4m3(((const uint8_t *)p)[index]);
     uint16_t h = ((const uint16_t *)p)[index];
     return kind == HR_BF16 ? hr_from_bf16(h) : hr_from_half(h);
 }
 
-HR_INLINE int64_t hr_kind_bytes(int kind) { return kind == HR_F32 ? 4 : 2; }
+HR_INLINE int64_t hr_kind_bytes(int kind) { return kind == HR_F32 ? 4 : kind == HR_E4M3 ? 1 : 2; }
 
 /* ---- e^x, error about 1 unit in the last place; exactly 1 at 0; 0 below -87 and infinite above 88. Range reduction and polynomial after Cephes' expf. ---- */
 HR_INLINE vf vf_exp(vf x) {

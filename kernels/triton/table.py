@@ -57,6 +57,7 @@ class TritonOps:
         self._split = split
         self._deterministic = deterministic
         self._activation_bits = activation_bits
+        self._ones: dict[tuple[int, torch.device], Tensor] = {}
 
     def pack(self, parts: Sequence[WeightPart], bias: Tensor | None = None) -> LinearWeight:
         """Stack row-blocks into one matrix of their common type; codes with scales stay codes. Raises ValueError for
@@ -106,7 +107,36 @@ class TritonOps:
         return embed(token_ids, _matrix_weight(weight).matrix)
 
     rms_norm = staticmethod(rms_norm)
-    rope_and_cache = staticmethod(rope_and_cache)
+
+    def rope_and_cache(
+        self,
+        qkv: Tensor,
+        num_q_heads: int,
+        num_kv_heads: int,
+        positions: Tensor,
+        slots: Tensor,
+        cos_sin: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        q_norm: Tensor | None = None,
+        k_norm: Tensor | None = None,
+        eps: float = 1e-6,
+    ) -> Tensor:
+        """Rotate q and k, write k and v, return q [T, Hq, D]."""
+        ones = self._cache_scales(key_cache)
+        return rope_and_cache(
+            qkv, num_q_heads, num_kv_heads, positions, slots, cos_sin, key_cache, value_cache, q_norm, k_norm, eps,
+            k_scale=ones, v_scale=ones,
+        )  # fmt: skip
+
+    def _cache_scales(self, cache: Tensor) -> Tensor | None:
+        """Scales of a cache's heads: 1 in 8 bits, whose range, 2⁻⁹ to 448, holds keys and values as they are."""
+        if cache.dtype != torch.float8_e4m3fn:
+            return None
+        key = cache.shape[1], cache.device
+        if key not in self._ones:
+            self._ones[key] = torch.ones(cache.shape[1], device=cache.device)
+        return self._ones[key]
 
     def paged_attention(
         self,
@@ -122,9 +152,10 @@ class TritonOps:
         sinks: Tensor | None = None,
     ) -> Tensor:
         """Causal attention over pages → [T, Hq·D]."""
+        ones = self._cache_scales(key_cache)
         return paged_attention(
             q, key_cache, value_cache, q_starts, kv_lens, page_table, scale, window, softcap=softcap, sinks=sinks,
-            split=self._split, deterministic=self._deterministic,
+            split=self._split, deterministic=self._deterministic, k_scale=ones, v_scale=ones,
         )  # fmt: skip
 
     def attention_plan(
@@ -154,9 +185,10 @@ class TritonOps:
     ) -> Tensor:
         """Causal attention over pages → [T, Hq·D]."""
         assert plan is None or isinstance(plan, SplitPlan)
+        ones = self._cache_scales(key_cache)
         return paged_attention(
             q, key_cache, value_cache, q_starts, kv_lens, page_table, scale, window, softcap=softcap, sinks=sinks,
-            plan=plan, split=False, decode=decode, deterministic=self._deterministic,
+            plan=plan, split=False, decode=decode, deterministic=self._deterministic, k_scale=ones, v_scale=ones,
         )  # fmt: skip
 
     def gated(self, gate_up: Tensor, activation: Activation = "silu") -> Tensor:
