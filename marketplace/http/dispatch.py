@@ -268,23 +268,35 @@ class Desk:
         """Plan on a snapshot and do the work with the plan, again for as often as others are faster. Where a request
         may be `repeated`, a refusal is handed on like a plan: the first of them may have been answered meanwhile.
         Refusal, ServiceUnavailable too."""
-        database = self._context.database
         overtaken: OvertakenError | None = None
         for _ in range(MAX_PLANS):
-            plan: Any
             try:
-                plan = handler.plan(call, look.unit, request)
-            except Refusal as refusal:
-                if not repeated:
-                    raise
-                plan = refusal
-            look.close()
-            try:
-                return database.transact(partial(_with_plan, work, plan))
+                with self._context.turns.take(handler.turn(request), look.close):
+                    return self._plan_and_run(handler, call, request, look, work, repeated)
             except OvertakenError as error:
                 overtaken = error
         log.warning("request %s: %d plans were overtaken", call.request_id, MAX_PLANS, exc_info=overtaken)
         raise _busy()
+
+    def _plan_and_run(
+        self,
+        handler: Planned[Any, Any],
+        call: Call,
+        request: BaseModel,
+        look: _Look,
+        work: Callable[[WriteUnit, Any], T],
+        repeated: bool,
+    ) -> T:
+        """Once. Refusal, OvertakenError."""
+        plan: Any
+        try:
+            plan = handler.plan(call, look.unit, request)
+        except Refusal as refusal:
+            if not repeated:
+                raise
+            plan = refusal
+        look.close()
+        return self._context.database.transact(partial(_with_plan, work, plan))
 
     def _once(
         self,

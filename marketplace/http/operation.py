@@ -14,6 +14,7 @@ from marketplace.events import service as events
 from marketplace.http.errors import Code, Refusal
 from marketplace.http.limits import Buckets, Rate, RateClass
 from marketplace.http.principal import EVERY_CREDENTIAL, Credential, Principal
+from marketplace.http.turns import Turns
 from marketplace.http.versions import ALL
 from marketplace.http.wire import Json
 from marketplace.payments.manual import ManualProvider
@@ -47,6 +48,7 @@ class Context:
     settings: SettingsCache = field(default_factory=SettingsCache)
     board: BoardCache = field(default_factory=BoardCache)
     fleet: Fleet = field(default_factory=Fleet)
+    turns: Turns = field(default_factory=Turns)
     payments: PaymentProvider = field(default_factory=ManualProvider)
     oauth: Mapping[str, Issuer] = field(default_factory=dict)
     """issuers at which people may sign in, by the names that people know them by"""
@@ -138,10 +140,13 @@ class OvertakenError(Exception):
 @dataclass(frozen=True, slots=True)
 class Planned(Generic[Q, P]):
     """A handler that Writes, with a short transaction: what it will write is planned on a snapshot before, without a
-    lock. `run` makes sure that the plan still holds; where it raises OvertakenError, it is planned and run again."""
+    lock. `run` makes sure that the plan still holds; where it raises OvertakenError, it is planned and run again.
+
+    Requests with the same `turn` would overtake each other: in one process they take turns."""
 
     plan: Callable[[Call, ReadUnit, Q], P]
     run: Callable[[Call, WriteUnit, Q, P], BaseModel]
+    turn: Callable[[Q], str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from marketplace.instances.wire import (
     Tags,
     TerminateRequest,
     Text,
+    TypeAndLocation,
     VmPort,
 )
 from marketplace.store.db import ReadUnit, WriteUnit
@@ -57,6 +58,12 @@ class TerminateAnswer(Wire):
 def rent_instance(call: Call, unit: WriteUnit, request: RentRequest, planned: Plan) -> RentAnswer:
     """Rent an instance."""
     return RentAnswer(instance_ids=[rent(call, unit, request, planned)])
+
+
+def _turn(request: RentRequest) -> str:
+    """Who rents the same goes to the same node first."""
+    wanted = request.selector.wanted
+    return wanted.instance_type if isinstance(wanted, TypeAndLocation) else wanted.node_id
 
 
 def list_instances(call: Call, unit: ReadUnit, request: ListRequest) -> ListAnswer:
@@ -284,7 +291,7 @@ OPERATIONS: tuple[Operation[Any], ...] = (
         rate="rent",
         idempotent=True,
         success=201,
-        handler=Planned(plan, rent_instance),
+        handler=Planned(plan, rent_instance, _turn),
         example={
             "selector": {"ByInstanceTypeAndLocation": {"instance_type": "h200-141gb.1", "datacenters": ["eu-1"]}},
             "config": {

@@ -12,8 +12,10 @@ from sqlalchemy import func, select
 from marketplace.accounts import service as accounts
 from marketplace.http.dispatch import Incoming
 from marketplace.ledger.money import NANO
+from marketplace.placement import claims
 from marketplace.placement.tables import gpu_slice_claim
 from marketplace.settings import service as settings
+from marketplace.store.db import WriteUnit
 from tests.marketplace.rack import GIB, HttpError, Rack
 
 if TYPE_CHECKING:
@@ -246,7 +248,18 @@ def test_a_disabled_gpu_stays_so_when_its_node_registers_again(rack: Rack, ada: 
         node.poll()
 
 
-def test_clients_at_once_never_have_the_same_gpu(rack: Rack) -> None:
+@pytest.mark.parametrize("turns", [False, True])
+def test_clients_at_once_never_have_the_same_gpu(rack: Rack, turns: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether they take turns, as in one process, or not, as in several."""
+    overtaken: list[str] = []
+    queue = claims.queue
+
+    def counted(unit: WriteUnit, node_id: str) -> None:
+        overtaken.append(node_id)
+        queue(unit, node_id)
+
+    monkeypatch.setattr(claims, "queue", counted)
+    rack.office.context.turns._patience_s = 60 if turns else 0
     rack.node("a", gpus=4, threads=64)
     rack.node("b", gpus=4, threads=64)
     desk, database = rack.office.desk, rack.office.database
@@ -276,3 +289,4 @@ def test_clients_at_once_never_have_the_same_gpu(rack: Rack) -> None:
         live = gpu_slice_claim.c.released_at.is_(None)
         claimed = unit.select(select(func.count(), func.count(gpu_slice_claim.c.gpu_id.distinct())).where(live)).one()
     assert tuple(claimed) == (64, 8) and rack.audit().clean
+    assert not (turns and overtaken), "nobody works out twice what others of the same process are working out"
