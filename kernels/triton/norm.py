@@ -97,12 +97,16 @@ def _launch(
 
 
 def configurations() -> Iterator[Configuration]:
-    """Widths of known models (896 to 16,384) in each type, with and without residual and quantised results."""
+    """Widths of known models (896 to 16,384) in each type, with and without residual and quantised results, and weights
+    in float32 where they count from 1."""
     for dtype in ACTIVATIONS:
         for width in (576, 896, 2048, 3072, 4096, 5120, 8192, 16384):
             for residual in (True, False):
                 hot = dtype is torch.bfloat16 and width == 4096
                 yield _configuration(dtype, width, residual, dtype, 0.0, hot)
+    for width in (2304, 5376):
+        for residual in (True, False):
+            yield _configuration(torch.bfloat16, width, residual, torch.bfloat16, 0.0, False, torch.float32)
     for width in (4096, 8192):
         for out, largest in QUANTIZED.items():
             stored = torch.int8 if out == torch.int8 else torch.uint8
@@ -110,11 +114,18 @@ def configurations() -> Iterator[Configuration]:
 
 
 def _configuration(
-    dtype: torch.dtype, width: int, residual: bool, out: torch.dtype, largest: float, hot: bool
+    dtype: torch.dtype,
+    width: int,
+    residual: bool,
+    out: torch.dtype,
+    largest: float,
+    hot: bool,
+    weight: torch.dtype | None = None,
 ) -> Configuration:
     block, warps = plan(width)
     suffix = f"{' +residual' if residual else ''}{f' to {POINTERS[out][1:]}' if largest else ''}"
-    signature = {"x": POINTERS[dtype], "weight": POINTERS[dtype], "out": POINTERS[out], "eps": "fp32"}
+    suffix += "" if weight is None else f" by {POINTERS[weight][1:]}"
+    signature = {"x": POINTERS[dtype], "weight": POINTERS[weight or dtype], "out": POINTERS[out], "eps": "fp32"}
     constants: dict[str, object] = {"WIDTH": width, "BLOCK": block, "LARGEST": largest}
     for name, present, kind in (("residual", residual, POINTERS[dtype]), ("scales", largest > 0, "*fp32")):
         if present:
