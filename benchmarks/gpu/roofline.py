@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from benchmarks.gpu import scaled
 from benchmarks.gpu.batches import large_batch
 from benchmarks.gpu.checkpoint import LLAMA_8B, TINY, Shape
 from benchmarks.gpu.supervise import Context
@@ -76,6 +77,7 @@ def calls(shape: Shape, device: str, tiny: bool) -> Iterator[Timed]:
     """The calls of a step, decoding first; each is let go before the next is made."""
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     yield from _products(shape, device, dtype, (3,) if tiny else (1, 16, 256, 2048))
+    yield from _scaled(shape, device, dtype, tiny)
     yield from _attention(shape, device, dtype, tiny)
     yield from _rows(shape, device, dtype, (2,) if tiny else (1, 256, 2048))
     yield from _choices(shape, device, (2,) if tiny else (1, 64, 256))
@@ -101,6 +103,18 @@ def _products(shape: Shape, device: str, dtype: torch.dtype, rows: tuple[int, ..
             if m <= 16:
                 yield Timed("skinny product", label, partial(skinny_gemm, x, weight), moved, products)
             yield Timed("library product", label, partial(functional.linear, x, weight), moved, products)
+
+
+def _scaled(shape: Shape, device: str, dtype: torch.dtype, tiny: bool) -> Iterator[Timed]:
+    """The largest projections in fewer bytes; what is moved is counted in the bytes of the format."""
+    sizes = ((shape.hidden, shape.inner), (2 * shape.inner, shape.hidden))
+    for n, k in sizes[: 1 if tiny else 2]:
+        for format in scaled.FORMATS:
+            weight = scaled.matrix(format, n, k, device)
+            for m in (3,) if tiny else (1, 16, 256, 2048):
+                moved = weight.nbytes + m * (n + k) * dtype.itemsize
+                for name, call in scaled.timed(format, weight, m, dtype):
+                    yield Timed(name, f"[{m}, {k}] × [{n}, {k}]", call, moved, 2.0 * m * n * k)
 
 
 def _attention(shape: Shape, device: str, dtype: torch.dtype, tiny: bool) -> Iterator[Timed]:
