@@ -172,9 +172,10 @@ def blocks_moved(source: ModelSource, format: BlockFormat, head: BlockFormat, th
 
 
 def formats(source: ModelSource, threads: int, bits: int, every: bool) -> Iterator[tuple[str, Runner]]:
-    """Each format as the engine runs it: quantised weights with a float16 cache."""
+    """Each format as the engine runs it: quantised weights with a float16 cache, unless it says otherwise."""
     yield "packed (the file's own)", load(source, "auto", torch.float16, threads, bits)
     if every:
+        yield "packed, KV cache fp8", load(source, "auto", torch.float8_e4m3fn, threads, bits)
         for kind in ("int8", "int4"):
             yield kind, load(source, "float32", torch.float16, threads, bits, quantize=kind)
         for format, head in (("q4_1", "q8_0"), ("q4_0", "q8_0"), ("q4_1", "q4_1")):

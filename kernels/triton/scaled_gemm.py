@@ -292,8 +292,8 @@ def scaled_gemm(
     return out
 
 
-_SHAPES = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096), (960, 576))
-"""[N, K] of projections: an 8B model's, then a small one's."""
+_SHAPES = ((4096, 4096), (28672, 4096), (960, 576))
+"""[N, K] of projections: two of an 8B model, with K split and without, and a small one's."""
 _FORMATS: tuple[tuple[CodeFormat, int, bool, bool], ...] = (
     ("int4", 128, True, False), ("int4", 128, False, False), ("int4", 32, True, False), ("int8", 0, False, False),
     ("fp8", 0, False, False), ("fp8", 0, False, True), ("fp8", 128, False, False), ("fp8", 128, False, True),
@@ -338,5 +338,5 @@ def _configuration(
     return Configuration(
         kernel=_scaled_gemm, name=name, signature=signature, constants=constants, num_warps=how.warps,
         num_stages=how.stages, min_arch=FP8_DOT_CAPABILITY if activations else 80,
-        hot=(n, k) == _SHAPES[1] and group in (128, k, 32) and dtype is torch.bfloat16,
+        hot=(n, k) == _SHAPES[0] and dtype is torch.bfloat16,
     )  # fmt: skip
