@@ -57,6 +57,8 @@ def load_model(source: ModelSource, config: EngineConfig, ops: Ops) -> CausalLM:
     checkpoint = open_checkpoint(source, packed=auto and device == "cpu", codes=auto)
     model = checkpoint.config
     how = _embedding(source, config, model)
+    if how is not None and (config.max_loras or config.lora):
+        raise WeightsError(f"{checkpoint.path}: lora, max_loras: a model that embeds takes no adapters")
     wanted = ("float32" if device == "cpu" else model.torch_dtype) if auto else config.dtype
     if config.quantize != "none" and auto and checkpoint.quantized:
         raise WeightsError(

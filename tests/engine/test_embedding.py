@@ -153,6 +153,8 @@ def test_the_files_and_the_task_decide(tmp_path: Path) -> None:
     assert isinstance(by_files, Embedder) and (by_files.how.pooling, by_files.how.normalize) == ("mean", False)
     with pytest.raises(WeightsError, match="Qwen3Model has no head"):
         model(bare, task="generate")
+    with pytest.raises(WeightsError, match="takes no adapters"):
+        model(bare, max_loras=1)
     with pytest.raises(ValueError, match="prefix_cache must be off"):
         engine(bare)
     (bare / "modules.json").unlink()
