@@ -11,6 +11,8 @@ from math import prod
 import torch
 from torch import Tensor
 
+from kernels.long_prefill import LongPrefill
+
 
 @dataclass(slots=True)
 class ForwardBatch:
@@ -37,6 +39,8 @@ class ForwardBatch:
     """int32 [T]: slot of the adapter that each token is computed with, −1 for none; None: no token has one"""
     decode: bool = False
     """Every sequence has one token, and a row of logits for it"""
+    long: LongPrefill | None = None
+    """A library's attention, for the layers that it can do"""
     plans: dict[int, object] = field(default_factory=dict)
     """What attention has planned for all layers with the same window, by window"""
 

@@ -7,6 +7,7 @@ The next step writes the tensors that are copied, so its stream waits for the co
 from __future__ import annotations
 
 import gc
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,6 +38,29 @@ def peak_memory(work: Callable[[], None]) -> int:
     gc.collect()
     _cuda.empty_cache()
     return peak - before
+
+
+def device_seconds(work: Callable[[], object], times: int = 5) -> float:
+    """How long the device takes for `work`, on the current stream, once it is warm."""
+    work()
+    began, ended = _cuda.Event(enable_timing=True), _cuda.Event(enable_timing=True)
+    began.record()
+    for _ in range(times):
+        work()
+    ended.record()
+    ended.synchronize()
+    return float(began.elapsed_time(ended)) / 1000 / times
+
+
+def launch_seconds(work: Callable[[], object]) -> float:
+    """How long the host takes to launch `work`, once it is warm."""
+    work()
+    _cuda.synchronize()
+    began = time.perf_counter()
+    work()
+    took = time.perf_counter() - began
+    _cuda.synchronize()
+    return took
 
 
 def free_memory() -> int:

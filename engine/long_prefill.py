@@ -7,21 +7,48 @@ the device at the start, the decision is arithmetic.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from engine.batch import KVTensors
+from engine.config import EngineConfig
 from engine.runner import Flight
 from kernels.interface import Ops
-from kernels.long_prefill import GATHER_BYTES, Library, LongPrefill, gathered_bytes
+from kernels.long_prefill import GATHER_BYTES, Library, LongPrefill, gathered_bytes, library
+
+log = logging.getLogger(__name__)
 
 Seconds = Callable[[Callable[[], object]], float]
-"""How long the device takes for some work"""
+"""How long the device, or the host, takes for some work"""
+Lengths = tuple[list[int], list[int]]
+"""Queries and keys of each sequence"""
 MOST_KEYS = 8192
 """Keys of the sequence that costs are measured with, at most"""
+
+
+class Attention(Protocol):
+    """A layer's attention (engine.layers.attention.PagedAttention)."""
+
+    q_heads: int
+    window: int
+    softcap: float
+    scale: float
+    sinks: Tensor | None
+
+
+@runtime_checkable
+class HasAttentions(Protocol):
+    """A model that tells how its layers attend."""
+
+    @property
+    def attentions(self) -> Sequence[Attention]:
+        """One a layer."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +88,18 @@ class LongPrefills:
         self._layers = layers
         self._most_keys = GATHER_BYTES // max(1, gathered_bytes(1, kv.keys[0]))
 
-    def lengths(self, flight: Flight) -> tuple[list[int], list[int]] | None:
+    @property
+    def summary(self) -> str:
+        """Who does it, and what that costs, in words."""
+        if self.costs is None:
+            return f"prompts by {self.by.name}"
+        paged, by, gather, launch = self.costs.paged_s, self.costs.library_s, self.costs.gather_s, self.costs.launch_s
+        return (
+            f"long prompts by {self.by.name}: {by * 1e12:.1f} ps a pair of query and key instead of {paged * 1e12:.1f},"
+            f" {gather * 1e9:.2f} ns to gather a key, {launch * 1e3:.2f} ms to launch"
+        )
+
+    def lengths(self, flight: Flight) -> Lengths | None:
         """Queries and keys of each sequence of a step that goes that way."""
         packed = flight.packed
         if packed.same or packed.tokens == packed.seqs or len(packed.lens) != len(flight.work):
@@ -72,10 +110,39 @@ class LongPrefills:
         pays = self.costs is None or self.costs.saved_s(queries, keys, self._layers) > 0
         return (queries, keys) if pays else None
 
-    def plan(self, lengths: tuple[list[int], list[int]], page_table: Tensor) -> LongPrefill:
+    def plan(self, lengths: Lengths, page_table: Tensor) -> LongPrefill:
         """The step's attention. page_table: the device's, a row a sequence."""
         queries, keys = lengths
         return LongPrefill(self.by, queries, keys, page_table, self._kv.page_size)
+
+
+def long_prefills(
+    config: EngineConfig, model: object, kv: KVTensors, device: str, costs: Callable[[Library, Attention], Costs]
+) -> LongPrefills | None:
+    """Which steps go by a library, if any. costs: measures, for a layer. Raises ValueError naming the setting."""
+    wanted = config.flash_prefill
+    if wanted == "off" or (wanted == "auto" and (device == "cpu" or config.deterministic)):
+        return None
+    if config.deterministic:
+        raise ValueError("flash_prefill must not be on in deterministic mode: a row would depend on its step")
+    by = library(device)
+    layers = [one for one in model.attentions if _can(by, one)] if isinstance(model, HasAttentions) else []
+    if by is None or not layers:
+        if wanted == "on":
+            why = "no FlashAttention is installed" if by is None else f"{by.name} can do no layer of this model"
+            raise ValueError(f"flash_prefill is on, but {why}")
+        return None
+    if wanted == "on":
+        return LongPrefills(by, kv, len(layers), None)
+    found = costs(by, layers[0])
+    if found.library_s >= found.paged_s:
+        log.info("long prompts stay with the paged kernels: %s is not faster here", by.name)
+        return None
+    return LongPrefills(by, kv, len(layers), found)
+
+
+def _can(by: Library | None, layer: Attention) -> bool:
+    return by is not None and layer.window == 0 and layer.sinks is None and (by.softcap or not layer.softcap)
 
 
 def measure(

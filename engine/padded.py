@@ -20,6 +20,7 @@ from engine.buckets import Bucket, Buckets
 from engine.choice import Choice, Chosen
 from engine.device import Result
 from engine.graphs import Graphs
+from engine.long_prefill import Lengths, LongPrefills
 from engine.lora import adapters_of
 from engine.request import Request
 from engine.runner import LOGPROBS, PLAIN, SAMPLED, Flight
@@ -80,6 +81,7 @@ class PaddedSteps:
         if adapters is not None:
             adapters.pad()
             self._adapters = torch.full((max_running,), -1, dtype=torch.int32, device=place)
+        self._long: LongPrefills | None = None
         with torch.inference_mode():
             self._hidden = self._probe(seqs)
             self._capture()
@@ -96,8 +98,18 @@ class PaddedSteps:
 
     @property
     def summary(self) -> str:
-        """What recording took."""
-        return self._graphs.summary
+        """What recording took, and who does the attention of long prompts."""
+        return self._graphs.summary if self._long is None else f"{self._graphs.summary}; {self._long.summary}"
+
+    def take_long(self, long: LongPrefills | None) -> None:
+        """From now on steps with long prompts go by a library where that pays; None: no step does."""
+        self._long = long
+
+    def launch(self) -> None:
+        """Run the smallest step of prompts unrecorded, as a step of nothing: for measuring what launching takes."""
+        self._buffer.zero_()
+        with torch.inference_mode():
+            self._run_layers(self.buckets.mixed[0])
 
     @property
     def max_edits(self) -> int | None:
@@ -125,7 +137,11 @@ class PaddedSteps:
             self._upload(extra.tensor, layout)
             self._gather(self._view(layout), layout, self._tokens, self._pages, self._page_size, self._into(layout))
         self._upload(packed.buffer.tensor, layout)
-        self._graphs.replay(layout)
+        lengths = None if self._long is None else self._long.lengths(flight)
+        if lengths is None:
+            self._graphs.replay(layout)
+        else:  # a library's launch depends on the lengths, so that no recorded step can do it
+            self._hidden[: layout.max_seqs].copy_(self._run_layers(Bucket(layout, False), lengths))
         if not packed.sampling:
             return ()
         rows = self.buckets.rows_for(len(packed.sampling))
@@ -158,7 +174,7 @@ class PaddedSteps:
             whole.sample_positions[:seqs],
         )  # fmt: skip
 
-    def _run_layers(self, bucket: Bucket) -> Tensor:
+    def _run_layers(self, bucket: Bucket, lengths: Lengths | None = None) -> Tensor:
         layout = bucket.layout
         into = self._into(layout)
         self._gather(self._view(layout), layout, self._tokens, self._pages, self._page_size, into)
@@ -173,6 +189,8 @@ class PaddedSteps:
             adapters=None if self._adapters is None else self._slots(self._adapters, layout, into),
             decode=bucket.decode,
         )
+        if lengths is not None and self._long is not None:
+            batch.long = self._long.plan(lengths, into.page_table)
         return self._model.hidden(batch, self.kv, every=bucket.decode)
 
     def _slots(self, of_row: Tensor, layout: StepLayout, into: StepInputs) -> Tensor:

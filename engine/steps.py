@@ -9,10 +9,12 @@ from engine.device import Device
 from engine.embedding import Embedder, EmbeddingSteps
 from engine.exact import ExactSteps, Model
 from engine.graphs import CudaGraphs, EagerGraphs, Graphs
+from engine.long_prefill import Attention, Costs, long_prefills, measure
 from engine.padded import PaddedSteps, SplitModel
 from engine.runner import Steps
 from engine.sampler import Sampler
 from kernels.interface import Ops, StepInputsOp
+from kernels.long_prefill import Library
 
 
 def make_steps(
@@ -42,6 +44,8 @@ def make_steps(
         )
     on_gpu = device.name != "cpu"
     if not on_gpu and config.graphs != "on":
+        if config.flash_prefill == "on":
+            raise ValueError("flash_prefill on a CPU is for tests, and needs graphs on")
         return ExactSteps(
             model,
             kv,
@@ -54,16 +58,33 @@ def make_steps(
     if not isinstance(model, SplitModel) or (ops is not None and ops.name == "cpu"):
         raise ValueError("graphs need kernels that take padding: triton, or reference on a CPU, not the native ones")
     if not on_gpu:
-        return _padded(config, model, ops, kv, EagerGraphs(), "cpu", vocab_size, max_running, max_context, max_seqs)
-    from engine.cuda import CudaDevice
+        steps = _padded(config, model, ops, kv, EagerGraphs(), "cpu", vocab_size, max_running, max_context, max_seqs)
+        steps.take_long(long_prefills(config, model, kv, "cpu", _unmeasured))
+        return steps
+    from engine.cuda import CudaDevice, device_seconds, launch_seconds
 
-    assert isinstance(device, CudaDevice)
+    assert isinstance(device, CudaDevice) and ops is not None
     on_triton = ops is not None and ops.name == "triton"
     if config.graphs == "on" and not on_triton:
         raise ValueError("graphs on a GPU need the triton kernels: the others look at numbers on the host")
     with device.building():
         graphs = CudaGraphs(device.stream) if on_triton and config.graphs != "off" else EagerGraphs()
-        return _padded(config, model, ops, kv, graphs, device.name, vocab_size, max_running, max_context, max_seqs)
+        steps = _padded(config, model, ops, kv, graphs, device.name, vocab_size, max_running, max_context, max_seqs)
+
+        def costs(by: Library, layer: Attention) -> Costs:
+            return measure(
+                ops, by, kv, num_heads=layer.q_heads, scale=layer.scale, step_tokens=config.step_tokens,
+                max_context=max_context, dtype=kv.keys[0].dtype, seconds=device_seconds,
+                launch_s=launch_seconds(steps.launch),
+            )  # fmt: skip
+
+        steps.take_long(long_prefills(config, model, kv, device.name, costs))
+        return steps
+
+
+def _unmeasured(by: Library, layer: Attention) -> Costs:
+    """A CPU has no device to be measured: there it is on or off."""
+    raise AssertionError("nothing is measured on a CPU")
 
 
 def _padded(

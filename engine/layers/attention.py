@@ -14,8 +14,8 @@ class PagedAttention:
     """Grouped-query attention of one layer."""
 
     __slots__ = (
-        "_cos_sin", "_eps", "_kv_heads", "_layer", "_paged_attention", "_planned", "_q_heads", "_rope_and_cache",
-        "k_norm", "output", "q_norm", "qkv", "scale", "sinks",
+        "_cos_sin", "_eps", "_kv_heads", "_layer", "_paged_attention", "_planned", "_rope_and_cache",
+        "k_norm", "output", "q_heads", "q_norm", "qkv", "scale", "sinks",
         "softcap", "window",
     )  # fmt: skip
 
@@ -39,7 +39,7 @@ class PagedAttention:
         self._cos_sin = cos_sin
         self.q_norm = q_norm
         self.k_norm = k_norm
-        self._q_heads = config.num_heads
+        self.q_heads = config.num_heads
         self._kv_heads = config.num_kv_heads
         self._eps = config.rms_eps
         self.scale = config.attention_scale or config.head_dim**-0.5
@@ -55,14 +55,16 @@ class PagedAttention:
         only."""
         keys, values = kv.keys[self._layer], kv.values[self._layer]
         q = self._rope_and_cache(
-            self.qkv(x), self._q_heads, self._kv_heads, batch.positions, batch.slots, self._cos_sin, keys, values,
+            self.qkv(x), self.q_heads, self._kv_heads, batch.positions, batch.slots, self._cos_sin, keys, values,
             self.q_norm, self.k_norm, self._eps,
         )  # fmt: skip
         mixed = self._attend(q, keys, values, batch)
         return self.output(mixed if rows is None else mixed[rows])
 
     def _attend(self, q: Tensor, keys: Tensor, values: Tensor, batch: ForwardBatch) -> Tensor:
-        ops, scale, window = self._planned, self.scale, self.window
+        ops, scale, window, long = self._planned, self.scale, self.window, batch.long
+        if long is not None and long.takes(q, keys, window, self.softcap, self.sinks):
+            return long.attend(q, keys, values, scale, self.softcap)
         if ops is None:
             return self._paged_attention(
                 q, keys, values, batch.q_starts, batch.kv_lens, batch.page_table, scale, window, self.softcap,

@@ -179,6 +179,12 @@ class DecoderModel:
             x, residual = self._top.last(x, residual, batch, kv, batch.logit_rows)
         return self._norm(x, residual)
 
+    @property
+    def attentions(self) -> list[PagedAttention]:
+        """The attention of each layer that attends over keys and values of heads."""
+        layers = (layer.attention for layer in (*self._below, self._top))
+        return [one for one in layers if isinstance(one, PagedAttention)]
+
     def logits(self, hidden: Tensor) -> Tensor:
         """The head alone: float32 logits [R, vocab] of rows that `hidden` returned."""
         logits = self._head(hidden).to(torch.float32)

@@ -40,8 +40,16 @@ class FakeEvent:
         self.fault: Exception | None = None
         fake.events += 1
 
-    def record(self, stream: FakeStream) -> None:
-        self.fake.log.append(f"{self.name} on {stream.name}")
+    def record(self, stream: FakeStream | None = None) -> None:
+        self.fake.log.append(f"{self.name} on {self.fake.current[-1] if stream is None else stream.name}")
+
+    def elapsed_time(self, end: FakeEvent) -> float:
+        """Milliseconds, one for each piece of work between."""
+        log = self.fake.log
+        began, ended = (
+            next(at for at, what in enumerate(log) if what.startswith(f"{one.name} on")) for one in (self, end)
+        )
+        return float(ended - began - 1)
 
     def query(self) -> bool:
         if self.fault is not None:
@@ -71,7 +79,7 @@ class FakeCuda:
     def Stream(self) -> FakeStream:  # noqa: N802 - torch's name
         return FakeStream(self)
 
-    def Event(self) -> FakeEvent:  # noqa: N802 - torch's name
+    def Event(self, enable_timing: bool = False) -> FakeEvent:  # noqa: N802 - torch's name
         return FakeEvent(self)
 
     def CUDAGraph(self) -> FakeGraph:  # noqa: N802 - torch's name
@@ -151,6 +159,17 @@ def test_results_of_three_steps_stay_and_no_size_takes_new_memory(fake: FakeCuda
     memory = {pending.wait()[0].data_ptr() for pending in held}
     again = [device.run(lambda: (on_device(fake, [7] * 200),)) for _ in range(8)]
     assert {pending.wait()[0].data_ptr() for pending in again} == memory
+
+
+def test_work_is_timed_warm_on_the_device_and_on_the_host(fake: FakeCuda) -> None:
+    def work() -> None:
+        fake.log.append("work")
+
+    assert cuda.device_seconds(work, times=4) == pytest.approx(0.001)
+    assert fake.log == ["work", "event 0 on default", *["work"] * 4, "event 1 on default"]
+    fake.log.clear()
+    assert cuda.launch_seconds(work) < 1
+    assert fake.log == ["work", "host waits for all", "work", "host waits for all"]
 
 
 def test_a_fault_is_told_by_who_waits_and_the_device_is_lost(fake: FakeCuda) -> None:

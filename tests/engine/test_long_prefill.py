@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.batch import KVTensors
-from engine.long_prefill import Costs, measure, seen
-from kernels.long_prefill import library
+from engine.config import EngineConfig
+from engine.long_prefill import Attention, Costs, LongPrefills, long_prefills, measure, seen
+from kernels.long_prefill import Library, definition, library
 from kernels.reference import ReferenceOps
 
 
@@ -33,11 +38,83 @@ def test_it_pays_where_the_attention_is_much() -> None:
     assert slower.saved_s([8192], [8192], 80) < 0
 
 
-def test_costs_are_for_each_pair_and_key() -> None:
-    kv = KVTensors.allocate(
+FAST = Costs(paged_s=3e-9, library_s=1e-9, gather_s=1e-6, launch_s=2e-3)
+LIBRARY = Library("a library", definition, softcap=False)
+
+
+def cache() -> KVTensors:
+    return KVTensors.allocate(
         layers=1, num_pages=8, kv_heads=2, page_size=16, head_dim=8, dtype=torch.float32, device="cpu"
     )
-    by = library("cpu")
+
+
+@dataclass
+class Layer:
+    q_heads: int = 4
+    window: int = 0
+    softcap: float = 0.0
+    scale: float = 0.3
+    sinks: torch.Tensor | None = None
+
+
+@dataclass
+class Model:
+    attentions: list[Layer] = field(default_factory=lambda: [Layer()] * 32)
+
+
+def choose(
+    monkeypatch: pytest.MonkeyPatch, model: object, costs: Costs = FAST, by: Library | None = LIBRARY, **settings: Any
+) -> LongPrefills | None:
+    """As on a GPU."""
+    monkeypatch.setattr("engine.long_prefill.library", lambda device: by)
+
+    def measured(by: Library, layer: Attention) -> Costs:
+        assert layer.window == 0, "a layer that it can do"
+        return costs
+
+    return long_prefills(EngineConfig(**settings), model, cache(), "cuda", measured)
+
+
+def test_a_gpu_decides_by_what_it_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    long = choose(monkeypatch, Model())
+    assert long is not None and long.costs == FAST and "long prompts by a library: 1000.0 ps" in long.summary
+    assert choose(monkeypatch, Model(), Costs(1e-9, 1e-9, 0.0, 0.0)) is None, "not faster"
+    assert choose(monkeypatch, Model(), by=None) is None, "not there"
+    assert choose(monkeypatch, Model(), flash_prefill="off") is None
+    assert choose(monkeypatch, Model(), deterministic=True) is None
+    always = choose(monkeypatch, Model(), Costs(1.0, 9.0, 9.0, 9.0), flash_prefill="on")
+    assert always is not None and always.costs is None
+
+
+def test_layers_that_it_cannot_do_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = [Layer(window=128), Layer(softcap=30.0), Layer(sinks=torch.zeros(4))]
+    assert choose(monkeypatch, Model(others)) is None
+    assert choose(monkeypatch, Model([*others, Layer()])) is not None
+    assert choose(monkeypatch, object()) is None, "a model without such attention"
+    with pytest.raises(ValueError, match="flash_prefill is on, but a library can do no layer"):
+        choose(monkeypatch, Model(others), flash_prefill="on")
+
+
+def flight(work: list[tuple[int, int]], *, same: bool = False, guesses: int = 0) -> Any:
+    """A step of so many queries at the end of so many keys each."""
+    lens = np.array([keys for _, keys in work] + [9] * guesses, dtype=np.int32)
+    packed = SimpleNamespace(same=same, tokens=sum(q for q, _ in work) + guesses, seqs=len(work), lens=lens)
+    return SimpleNamespace(packed=packed, work=[SimpleNamespace(tokens=q) for q, _ in work])
+
+
+def test_steps_with_long_prompts_go_that_way_and_no_others() -> None:
+    long = LongPrefills(LIBRARY, cache(), 32, FAST)
+    assert long.lengths(flight([(2048, 8192), (1, 40)])) == ([2048, 1], [8192, 40])
+    assert long.lengths(flight([(16, 200)])) is None, "too short to pay"
+    assert long.lengths(flight([(1, 8192)] * 4)) is None, "decodes"
+    assert long.lengths(flight([(2048, 8192)], same=True)) is None
+    assert long.lengths(flight([(2048, 8192)], guesses=2)) is None, "guesses are sequences of their own"
+    row = 2 * 8 * 4 * 2
+    assert long.lengths(flight([(2048, (128 << 20) // row + 1)])) is None, "more than may be gathered"
+
+
+def test_costs_are_for_each_pair_and_key() -> None:
+    kv, by = cache(), library("cpu")
     assert by is not None
     took = iter([10.0, 4.0, 30.0])
 

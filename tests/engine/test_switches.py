@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.config import EngineConfig
@@ -19,6 +20,7 @@ from engine.sampling_params import SamplingParams
 from engine.weights.sources import ModelSource
 from engine.wire import Submit, TokenLogprobs, pack_tokens, unpack_tokens
 from kernels.fallback import TorchOps
+from kernels.long_prefill import Library, Spans, definition
 
 VOCAB = 61
 BASE = EngineConfig(
@@ -122,6 +124,35 @@ def test_the_tokens_are_the_same_after_a_preemption(model: CausalLM, graphs: str
     said, core = serve(model, ScriptedDevice(), tokens=26, graphs=graphs, overlap=True, **small)
     assert core.snapshot().preemptions > 0
     assert said == serve(model, tokens=26)[0]
+
+
+@pytest.mark.parametrize("settings", [{}, {"step_tokens": 16, "prefix_cache": True}, {"speculate": "lookup"}])
+def test_the_tokens_are_the_same_where_a_library_attends_to_prompts(
+    model: CausalLM, plain: Said, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[int] = []
+
+    def counted(q: Tensor, k: Tensor, v: Tensor, spans: Spans, scale: float, softcap: float) -> Tensor:
+        steps.append(spans.longest_q)
+        return definition(q, k, v, spans, scale, softcap)
+
+    monkeypatch.setattr("engine.long_prefill.library", lambda device: Library("counted", counted, softcap=True))
+    said, core = serve(model, ScriptedDevice(), overlap=True, graphs="on", flash_prefill="on", **settings)
+    assert {name: tokens for name, (tokens, _) in said.items()} == {name: tokens for name, (tokens, _) in plain.items()}
+    for name, (_, entries) in said.items():  # another order of sums
+        assert [entry.logprob for entry in entries] == pytest.approx([e.logprob for e in plain[name][1]], abs=1e-4)
+    assert len(steps) >= 8 and min(steps) > 1, "every step with a prompt, and no step without one"
+    assert isinstance(core.steps, PaddedSteps) and core.steps.summary.endswith("prompts by counted")
+
+
+def test_a_library_that_cannot_be_had_is_refused(model: CausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="flash_prefill on a CPU is for tests"):
+        serve(model, flash_prefill="on")
+    with pytest.raises(ValueError, match="flash_prefill must not be on in deterministic mode"):
+        serve(model, graphs="on", flash_prefill="on", deterministic=True)
+    monkeypatch.setattr("engine.long_prefill.library", lambda device: None)
+    with pytest.raises(ValueError, match="flash_prefill is on, but no FlashAttention is installed"):
+        serve(model, graphs="on", flash_prefill="on")
 
 
 def test_steps_run_in_the_smallest_bucket_that_holds_them(model: CausalLM) -> None:
