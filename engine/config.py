@@ -125,6 +125,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Highest rank of an adapter. On GPUs memory is taken for max_loras of this rank."""
     prefix_cache: bool = True
     """Reuse the KV pages of equal prompt prefixes within one tenant."""
+    tensor_parallel: int = 1
+    """Processes that share each layer of the model, on a GPU of its own each, or on CPUs: 2 halve what each holds."""
     threads: int = 0
     """CPU threads of the engine process; 0 takes all cores."""
     usage_retention_s: int = 86_400

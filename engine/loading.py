@@ -15,8 +15,10 @@ import kernels
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.device import Device, open_device
+from engine.distributed import LeadingModel, Shard, Team, TeamDevice
 from engine.embedding import Embedder
 from engine.exact import LoadedModel
+from engine.models.blocks import DecoderModel
 from engine.models.registry import load_model
 from engine.monitor import MONITOR, watch_triton
 from engine.sampling_params import SamplingParams
@@ -50,8 +52,14 @@ def load(config: EngineConfig, *, clock: Callable[[], float] = time.monotonic) -
     device = config.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    threads = config.threads or len(os.sched_getaffinity(0))
-    config = msgspec.structs.replace(config, device=device)
+    threads = config.threads or max(1, len(os.sched_getaffinity(0)) // config.tensor_parallel)
+    config = msgspec.structs.replace(config, device=device, threads=threads)
+    team = None
+    if config.tensor_parallel > 1:
+        team = Team(config, device)
+        lap("ranks")
+        if device == "cuda":  # what ranks say to each other is not recorded
+            config = msgspec.structs.replace(config, graphs="off")
     cache = Path(config.cache_dir) if config.cache_dir else None
     source = resolve(config.model, cache)
     lap("find the model")
@@ -70,11 +78,14 @@ def load(config: EngineConfig, *, clock: Callable[[], float] = time.monotonic) -
     # The native operations have threads of their own; torch's would only spin beside them after every small operation.
     torch.set_num_threads(1 if ops.name == "cpu" else threads)
     lap("kernels")
-    model = load_model(source, config, ops)
+    model = load_model(source, config, ops, None if team is None else team.shard)
+    if team is not None:
+        assert isinstance(model, DecoderModel), "texts are not embedded by several ranks"
+        model = LeadingModel(model, team)
     if isinstance(model, Embedder) and not model.skips_cached:
         config = msgspec.structs.replace(config, prefix_cache=False)
     lap("weights")
-    place = open_device(device)
+    place = open_device(device) if team is None else TeamDevice(open_device(device), team)
     warm_up(config, model, ops, place)
     lap("warm-up")
     free, workspace = free_bytes(config, model, ops, place)
@@ -103,6 +114,24 @@ def load(config: EngineConfig, *, clock: Callable[[], float] = time.monotonic) -
     MONITOR.arm()
     log.info("start-up took %.2f s: %s", sum(took.values()), ", ".join(f"{name} {took[name]:.2f} s" for name in took))
     return core
+
+
+def load_rank(config: EngineConfig, shard: Shard) -> DecoderModel:
+    """Load the part of the model that a rank other than the first has. Raises as `load` does."""
+    cache = Path(config.cache_dir) if config.cache_dir else None
+    ops = kernels.table(
+        config.device,
+        config.kernels,
+        config.threads,
+        cache / "kernels" if cache else None,
+        config.activation_bits,
+        split=config.split_keys,
+        deterministic=config.deterministic,
+    )
+    torch.set_num_threads(1 if ops.name == "cpu" else config.threads)
+    model = load_model(resolve(config.model, cache), config, ops, shard)
+    assert isinstance(model, DecoderModel), "texts are not embedded by several ranks"
+    return model
 
 
 def free_bytes(config: EngineConfig, model: LoadedModel, ops: Ops | None, device: Device) -> tuple[int, int]:

@@ -30,7 +30,6 @@ from gateway.fleet.offers import Served, check
 from gateway.fleet.pool import Pool
 from gateway.fleet.replicas import State
 from gateway.inference import models as model_lists
-from gateway.inference import pipeline
 from gateway.inference.chat import ChatAsk
 from gateway.inference.completions import CompletionAsk
 from gateway.inference.embeddings import EmbeddingAsk
@@ -359,7 +358,7 @@ def _terms(settings: Settings, model: str) -> Terms:
         return Terms(keeper=LocalLeaseKeeper())
     return Terms(
         keeper=LeaseClient(Path(settings.lease_socket)),
-        gpus=1,
+        gpus=settings.engine.tensor_parallel,
         holder=model,
         preemptible=settings.lease_preemptible,
         notice_s=math.ceil(settings.drain_s + LEAVE_S),

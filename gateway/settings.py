@@ -138,6 +138,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             ("oauth-client-id", bool(self.oauth_client_id) or not self.oauth_issuer, "must be given with an issuer"),
             ("oauth-name", bool(self.oauth_name), "must not be empty"),
             ("replicas", 1 <= self.replicas <= MOST_REPLICAS, f"must be between 1 and {MOST_REPLICAS}"),
+            ("tensor-parallel", self.engine.tensor_parallel >= 1, "must be at least 1"),
             ("memory-mib", self.memory_mib >= 0, "must not be negative"),
             ("idle-sleep-s", self.idle_sleep_s >= 0, "must not be negative"),
             ("idle-unload-s", self.idle_unload_s >= 0, "must not be negative"),

@@ -145,7 +145,7 @@ class DecoderModel:
         self._below = list(layers[:-1])
         self._top = layers[-1]
         self._norm = norm
-        self._head = head
+        self.head = head
         self.adapters: Adapters | None = None
         """what requests may add to the layers' matrices"""
 
@@ -187,7 +187,7 @@ class DecoderModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The head alone: float32 logits [R, vocab] of rows that `hidden` returned."""
-        logits = self._head(hidden).to(torch.float32)
+        logits = self.head(hidden).to(torch.float32)
         if self.config.logit_scale != 1.0:
             logits *= self.config.logit_scale
         cap = self.config.logit_softcap

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from engine.batch import ForwardBatch, KVTensors
 from engine.config import EngineConfig
+from engine.distributed import Shard, ShardLoader
 from engine.embedding import Embedder
 from engine.layers.linear import LayerLoader
 from engine.lora import Adapters, named
@@ -44,9 +46,9 @@ class CausalLM(Protocol):
         ...
 
 
-def load_model(source: ModelSource, config: EngineConfig, ops: Ops) -> CausalLM:
-    """Load a model for one device. Raises WeightsError, naming file and tensor or field, before any tensor is read
-    where it can.
+def load_model(source: ModelSource, config: EngineConfig, ops: Ops, shard: Shard | None = None) -> CausalLM:
+    """Load a model for one device, or one rank's part of it. Raises WeightsError, naming file and tensor or field,
+    before any tensor is read where it can.
 
     dtype "auto" leaves quantised matrices as they are and computes in float32 on a CPU; on a GPU GGUF's blocks become
     dense, and dense weights and activations take the checkpoint's own type. Any other dtype makes every weight dense in
@@ -65,17 +67,20 @@ def load_model(source: ModelSource, config: EngineConfig, ops: Ops) -> CausalLM:
             f"{checkpoint.path}: quantize {config.quantize!r}: the checkpoint is quantised already"
             f" ({checkpoint.quantized}); leave quantize out to run it as it is, or set dtype to make it dense first"
         )
-    loader = LayerLoader(
+    make = LayerLoader if shard is None else partial(ShardLoader, shard)
+    loader = make(
         checkpoint,
         ops,
         dtype=_TYPES.get(wanted, torch.float32),
         device=device,
-        fused=config.fused_steps and how is None,
+        fused=config.fused_steps and how is None and shard is None,
         quantize=quantizer(config.quantize, ops, device),
     )
     positions = min(model.max_position, config.max_context or _MAX_POSITIONS, _MAX_POSITIONS)
     # What the loaded model says it can do is what its rotary table covers
     served = dataclasses.replace(model, max_position=positions)
+    if shard is not None:
+        served = shard.config_of(served, checkpoint.path)
     loaded = find_family(model.architecture, checkpoint.path).load(loader, served, positions)
     if config.max_loras or config.lora:
         _take_adapters(loaded, loader, config, checkpoint.path)

@@ -6,6 +6,7 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -69,10 +70,10 @@ class Supervisors:
         device = "cuda" if settings.lease_socket else engine.device
         environment: dict[str, str] = {}
         if served.offer.replicas > 1 and on_device(engine) and not settings.lease_socket:
-            gpu = next(self._devices, None)
-            if gpu is None:
+            gpus = list(islice(self._devices, engine.tensor_parallel))
+            if len(gpus) < engine.tensor_parallel:
                 raise SettingError(f"--replicas: there is no GPU for replica {index + 1} of {served.name}")
-            environment["CUDA_VISIBLE_DEVICES"] = gpu
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         return Replica(
             msgspec.structs.replace(engine, model=str(served.source.path), served_name=served.name, device=device),
             socket_path=self._paths.engine_socket(index, number),

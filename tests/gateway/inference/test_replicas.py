@@ -33,6 +33,7 @@ def test_requests_with_the_same_beginning_go_to_the_same_replica(make_house: Any
     assert 0 not in prompts_of(house), "it has nothing in common with them, and it was the other one's turn"
 
 
+@pytest.mark.slow
 def test_each_gets_one_in_turn_where_prefixes_do_not_count(make_house: Any) -> None:
     house = make_house(replicas=2, routing="round-robin")
     client = house.client()
@@ -43,7 +44,7 @@ def test_each_gets_one_in_turn_where_prefixes_do_not_count(make_house: Any) -> N
     assert first == second > 0
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_replica_that_dies_before_its_first_token_costs_nobody_anything(make_house: Any, stream: bool) -> None:
     house = make_house({"first_token_ms": 60_000.0}, replicas=2)
     done: list[Any] = []
@@ -77,6 +78,7 @@ def test_a_replica_that_dies_before_its_first_token_costs_nobody_anything(make_h
     )
 
 
+@pytest.mark.slow
 def test_what_was_handed_over_is_not_said_twice(make_house: Any) -> None:
     house = make_house({"tokens": 100, "interval_ms": 10.0, "die_after_tokens": 20}, replicas=2)
     with pytest.raises(openai.APIError, match="engine"):
@@ -114,6 +116,7 @@ def test_a_request_is_sent_again_once(make_house: Any) -> None:
     assert house.do(lambda: next(iter(house.gateway.fleet)).connected)
 
 
+@pytest.mark.slow
 def test_one_replica_that_is_away_is_no_trouble(make_house: Any) -> None:
     house = make_house(replicas=2)
     house.do(house.engine.die)

@@ -100,6 +100,7 @@ def test_a_model_makes_room_for_another_when_nobody_uses_it(make_house: Any) -> 
     stream.close()
 
 
+@pytest.mark.slow
 def test_nobody_asks_and_they_sleep_then_go(make_house: Any) -> None:
     house = make_house(more_models=("other",), idle_sleep_s=0.01)
     house.eventually(lambda: all(d.rest is Rest.ASLEEP for d in house.gateway.fleet), "all sleep")
