@@ -30,6 +30,7 @@ from gateway.fleet.offers import Served, check
 from gateway.fleet.pool import Pool
 from gateway.fleet.replicas import State
 from gateway.inference import models as model_lists
+from gateway.inference import pipeline
 from gateway.inference.chat import ChatAsk
 from gateway.inference.completions import CompletionAsk
 from gateway.inference.embeddings import EmbeddingAsk
