@@ -7,6 +7,7 @@ an image without harming a disk. Files are moved in an order that lets a half-do
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -72,6 +73,12 @@ class RetainedDisks:
         into.mkdir(exist_ok=True, mode=0o700)
         write_whole(into / _ABOUT, about, durable=True)
         _move(machine, into)
+
+    def erase(self, ids: Iterable[str]) -> None:
+        """Remove these; no error where there is none."""
+        for id in ids:
+            if valid_id(id) and (self._folder / id).is_dir():
+                shutil.rmtree(self._folder / id)
 
     def erase_expired(self, now: int) -> list[str]:
         """Remove those whose time is over, and incomplete ones; return the ids."""

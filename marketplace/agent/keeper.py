@@ -79,6 +79,8 @@ class Keeper:
 
     async def round(self) -> Observed | None:
         """Look, tell, and start what is to be done. None where a listing failed."""
+        if self._desired is not None:
+            self._disks.erase(self._desired.erased_disks)
         self.last_seen = await self._list()
         view = self._view()
         told = reconcile.observe(view, self._phases, self._disks.all())

@@ -182,6 +182,8 @@ class Desired(msgspec.Struct, frozen=True, kw_only=True):
     leases: list[LeaseGrant] = []
     erased_volumes: list[str] = []
     """ids of volumes whose disks the node removes"""
+    erased_disks: list[str] = []
+    """ids of ended instances whose retained disks the node removes before their time"""
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from sqlalchemy import and_, or_, select, update
@@ -12,6 +12,7 @@ from marketplace.environments.rules import MACHINE
 from marketplace.environments.tables import saved_environment
 from marketplace.events.transitions import Scene, begun, transition
 from marketplace.instances.tables import instance
+from marketplace.nodes import service as nodes
 from marketplace.store.db import ReadUnit, WriteUnit
 from marketplace.teams.tables import team
 from marketplace.users.tables import users
@@ -88,6 +89,7 @@ def observed(
 ) -> None:
     """Take over which disks a node keeps. `owners` are the rows of the ended instances of those that are new here."""
     told = {disk.instance_id: disk for disk in disks}
+    _note_erased(unit, node_id, told.keys())
     for row in _kept(unit, node_id):
         disk = told.pop(row.id, None)
         if disk is not None:
@@ -104,6 +106,25 @@ def observed(
     for disk in told.values():
         if disk.instance_id in owners:
             _retain(unit, owners[disk.instance_id], disk, scene)
+
+
+def _note_erased(unit: WriteUnit, node_id: str, told: Collection[str]) -> None:
+    """Keep which disks are still there that nobody may use any more: their node is asked to remove them."""
+    over = (saved_environment.c.node_id == node_id, saved_environment.c.state == "Erased")
+    listed = or_(saved_environment.c.confirmed, saved_environment.c.id.in_(sorted(told)))
+    rows = unit.select(select(saved_environment.c.id, saved_environment.c.confirmed).where(*over, listed)).all()
+    for row in rows:
+        there = row.id in told
+        if row.confirmed != there:
+            unit.execute(update(saved_environment).where(saved_environment.c.id == row.id).values(confirmed=there))
+            nodes.touch(unit, node_id)
+
+
+def erasing(unit: ReadUnit, node_id: str) -> list[str]:
+    """Return the disks that a node is to remove before their time."""
+    over = (saved_environment.c.node_id == node_id, saved_environment.c.state == "Erased")
+    wanted = select(saved_environment.c.id).where(*over, saved_environment.c.confirmed)
+    return sorted(unit.select(wanted).scalars())
 
 
 def erase(unit: WriteUnit, row: Any, scene: Scene) -> None:
@@ -132,12 +153,16 @@ def expire(unit: WriteUnit, environment_id: str, scene: Scene) -> bool:
 
 
 def abandon(unit: WriteUnit, account_ids: Sequence[str], scene: Scene) -> int:
-    """Let nobody use the disks of these accounts again; their nodes remove them when their time is over. Returns how
-    many."""
+    """Let nobody use the disks of these accounts again, and have their nodes remove them now. Returns how many. Locks
+    nodes."""
     mine = (saved_environment.c.account_id.in_(account_ids), saved_environment.c.state.in_(("Retained", "Claimed")))
+    for node_id in sorted(unit.select(select(saved_environment.c.node_id).where(*mine).distinct()).scalars()):
+        nodes.touch(unit, node_id)
     rows = unit.select(_ROWS.where(*mine).order_by(saved_environment.c.id).with_for_update(of=saved_environment)).all()
     for row in rows:
         erase(unit, row, scene)
+    ids = [row.id for row in rows]
+    unit.execute(update(saved_environment).where(saved_environment.c.id.in_(ids)).values(confirmed=True))
     return len(rows)
 
 
@@ -167,25 +192,26 @@ def _abandoned(unit: ReadUnit, instance_id: str) -> bool:
 
 
 def _retain(unit: WriteUnit, ended: Any, disk: RetainedDisk, scene: Scene) -> None:
-    if _abandoned(unit, ended.id):
-        return
+    nobodys = _abandoned(unit, ended.id)
     row = {
         "id": ended.id,
         "node_id": ended.node_id,
         "account_id": ended.account_id,
-        "name": ended.name,
+        "name": ended.id if nobodys else ended.name,
         "variant": ended.variant,
-        "os_label": disk.os_label,
+        "os_label": "" if nobodys else disk.os_label,
         "disk_bytes": disk.disk_bytes,
-        "state": "Retained",
+        "state": "Erased" if nobodys else "Retained",
         "confirmed": True,
         "claimed_by": None,
         "last_used_at": ended.ended_at or scene.now,
         "expires_at": disk.expires_at,
-        "ended_at": None,
+        "ended_at": scene.now if nobodys else None,
     }
     known = unit.select(select(saved_environment.c.id).where(saved_environment.c.id == ended.id)).one_or_none()
     if known is None:
         unit.insert_rows(saved_environment, [row])
         owner = ended.team_id or ended.user_id or ended.account_id
-        begun(unit, MACHINE, ended.id, "Retained", "retain", scene, owner_id=owner)
+        begun(unit, MACHINE, ended.id, str(row["state"]), "retain", scene, owner_id=owner)
+        if nobodys:
+            nodes.touch(unit, ended.node_id)

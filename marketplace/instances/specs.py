@@ -19,6 +19,7 @@ from marketplace.agent.wire import (
     VmSpec,
     Volume,
 )
+from marketplace.environments import service as environments
 from marketplace.instances import secrets
 from marketplace.instances.life import PUBLIC
 from marketplace.instances.secrets import Secret
@@ -83,6 +84,7 @@ def desired(unit: ReadUnit, vault: Vault, node_id: str) -> Desired:
         disabled_gpus=list(unit.select(disabled).scalars()),
         leases=leases.grants(unit, node_id),
         erased_volumes=volumes.erasing(unit, node_id),
+        erased_disks=environments.erasing(unit, node_id),
     )
 
 

@@ -172,6 +172,23 @@ def test_a_disk_is_kept_for_its_grace_and_serves_the_next_rental(node: Node) -> 
     assert disks.all() == []
 
 
+def test_a_disk_that_is_nobody_s_any_more_goes_before_its_time(node: Node) -> None:
+    node.rounds(wish())
+    put_disk(node, "a")
+    node.rounds(wish(want="Absent", gen=2, erase_after_s=60))
+
+    async def told(*ids: str) -> list[str]:
+        node.keeper.desire(Desired(erased_disks=list(ids)))
+        observed = await node.keeper.round()
+        assert observed is not None
+        return [disk.instance_id for disk in observed.environments]
+
+    for _ in range(2):
+        assert asyncio.run(told("b", "../instances", "")) == ["a"]
+    for _ in range(2):
+        assert asyncio.run(told("a")) == [] and list((node.folder / "retained").iterdir()) == []
+
+
 def test_a_disk_claimed_by_a_rental_that_fails_is_kept_as_before(node: Node) -> None:
     node.rounds(wish())
     put_disk(node, "a")

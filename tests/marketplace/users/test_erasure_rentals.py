@@ -15,6 +15,7 @@ from marketplace.ledger.tables import account
 from marketplace.store.base import metadata
 from marketplace.teams import service as teams
 from marketplace.teams.rules import Actor
+from marketplace.teams.tables import team as team_table
 from marketplace.users import service as users
 from marketplace.workers.metering import Metering
 from tests.marketplace.office import Caller, Office
@@ -150,6 +151,16 @@ def rent_and_leave(rack: Rack, node: Agent, zeb: Caller, admin: Caller) -> str:
     return fourth
 
 
+def third_of(office: Office, first: str) -> str:
+    """Another machine of the erased person's, a virtual one."""
+    with office.database.read() as unit:
+        mine = select(instance.c.id, instance.c.account_id).where(instance.c.kind == "VirtualMachine")
+        rows = {row.id: row.account_id for row in unit.select(mine)}
+        erased = select(team_table.c.account_id).where(team_table.c.deleted_at.is_not(None))
+        gone = {rows[first], *unit.select(erased).scalars()}
+    return next(id for id, account_id in rows.items() if account_id in gone and id != first)
+
+
 def sums(office: Office) -> list[Any]:
     with office.database.read() as unit:
         money = select(account.c.id, account.c.posted, account.c.held, account.c.spent, account.c.entries)
@@ -179,8 +190,19 @@ def test_nothing_that_somebody_who_rented_wrote_is_left_anywhere(
     told = {name: report[name] for name in ("saved_environments", "allocations", "instance_tags", "volumes")}
     assert told == {"saved_environments": 1, "allocations": 2, "instance_tags": 6, "volumes": 1}
 
-    node.poll()  # its disk is there until its time is over, and is nobody's
-    assert found(office) == set()
+    node.poll()  # its disk is nobody's: the node is told to remove it, until it says that it is gone
+    (disk,) = node.disks
+    assert node.desired.erased_disks == [disk.instance_id]
+    late = RetainedDisk(instance_id=third_of(office, disk.instance_id), disk_bytes=1, expires_at=2**60, os_label=MARK)
+    node.disks.append(late)  # a machine whose owner was erased before its node told of its disk
+    node.poll()
+    assert node.poll().desired is None and sorted(node.desired.erased_disks) == sorted(
+        [disk.instance_id, late.instance_id]
+    )
+    node.disks.clear()
+    for _ in range(2):
+        node.poll()
+    assert node.desired.erased_disks == [] and found(office) == set()
     assert sums(office) == before
     with office.database.read() as unit:
         kept = {row.id: row for row in unit.select(select(instance))}
