@@ -44,7 +44,7 @@ from marketplace.reservations.service import UnknownReservationError, UnknownTyp
 from marketplace.store.db import ReadUnit, WriteUnit
 from marketplace.store.ids import new_id
 from marketplace.volumes import service as volumes
-from marketplace.volumes.service import UnknownVolumeError, VolumeBusyError
+from marketplace.volumes.service import OtherKindError, UnknownVolumeError, VolumeBusyError
 
 USERNAME = "ubuntu"
 
@@ -263,6 +263,8 @@ def _connect(unit: WriteUnit, made: Plan, scene: Scene) -> None:
         raise Refusal(Code.VOLUME_NOT_FOUND, "There is no such volume.", param="config") from error
     except VolumeBusyError as error:
         raise Refusal(Code.VOLUME_ATTACHED, str(error), param="config") from error
+    except OtherKindError as error:
+        raise Refusal(Code.VALIDATION_FAILED, f"config: {error}", param="config") from error
 
 
 def _join(unit: WriteUnit, deal: Deal, home_id: str, instance_id: str, scene: Scene) -> None:

@@ -8,6 +8,7 @@ import msgspec
 from sqlalchemy import insert, select, update
 
 from marketplace.events.transitions import Scene, transition
+from marketplace.instances.tables import instance
 from marketplace.store.db import ReadUnit, WriteUnit
 from marketplace.volumes.rules import MACHINE
 from marketplace.volumes.tables import volume, volume_attachment
@@ -19,6 +20,10 @@ class UnknownVolumeError(LookupError):
 
 class VolumeBusyError(Exception):
     """The volume is attached, on another node, or not ready."""
+
+
+class OtherKindError(Exception):
+    """What is on the volume was written by the other kind of machine."""
 
 
 class Mounted(msgspec.Struct, frozen=True):
@@ -55,8 +60,8 @@ def attach(
     *,
     owner_id: str,
 ) -> None:
-    """Attach volumes of an account, given as (id, mount path), to a new instance. UnknownVolumeError,
-    VolumeBusyError."""
+    """Attach volumes of an account, given as (id, mount path), to a new instance. UnknownVolumeError, VolumeBusyError,
+    OtherKindError."""
     for volume_id, path in mounts:
         mine = (volume.c.id == volume_id, volume.c.account_id == account_id)
         row = unit.select(select(volume.c.status, volume.c.node_id).where(*mine).with_for_update()).one_or_none()
@@ -64,6 +69,7 @@ def attach(
             raise UnknownVolumeError("the account has no such volume")
         if row.status != "Available" or row.node_id not in (None, node_id):
             raise VolumeBusyError(f"the volume is {row.status}")
+        _check_kind(unit, volume_id, instance_id)
         moved = {"node_id": node_id, "updated_at": scene.now}
         transition(unit, MACHINE, volume_id, row.status, "attach", scene, owner_id=owner_id, values=moved)
         unit.execute(
@@ -71,6 +77,20 @@ def attach(
                 volume_id=volume_id, instance_id=instance_id, mount_path=path, attached_at=scene.now, detached_at=None
             )
         )
+
+
+def _check_kind(unit: WriteUnit, volume_id: str, instance_id: str) -> None:
+    """OtherKindError. For a virtual machine a volume is a disk, for a container a folder: neither sees what is on the
+    other, and would take the volume for empty."""
+    kind = unit.select(select(instance.c.kind).where(instance.c.id == instance_id)).scalar_one()
+    used = (
+        select(instance.c.kind)
+        .join(volume_attachment, volume_attachment.c.instance_id == instance.c.id)
+        .where(volume_attachment.c.volume_id == volume_id, instance.c.started_at.is_not(None), instance.c.kind != kind)
+    )
+    if unit.select(used.limit(1)).one_or_none() is not None:
+        other = "containers" if kind == "VirtualMachine" else "virtual machines"
+        raise OtherKindError(f"what is on the volume can be read by {other} alone")
 
 
 def of_instances(unit: ReadUnit, instance_ids: Collection[str]) -> dict[str, list[Mounted]]:

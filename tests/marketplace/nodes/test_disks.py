@@ -67,3 +67,24 @@ def test_the_list_of_nodes_says_what_holds_containers_to_their_disks(rack: Rack)
         node.register()
         (shown,) = rack.office.ask("nodes.list", {}, people).body["nodes"]
         assert shown["container_disk_limit"] == how
+
+
+def test_a_volume_is_for_the_kind_of_machine_that_has_written_on_it(rack: Rack, ada: Caller) -> None:
+    office, node = rack.office, rack.node()
+    kind = {"datacenter": "acme-1", "name": "standard", "cost_per_gb_per_month": 10}
+    assert office.ask("volumes.types_add", kind, office.person("admin")).status == 200
+    disk = make_volume(rack, ada, "data")
+    mounts = {"volumes": {"Mounts": [{"volume": {"ById": [disk]}, "mount_path": "/data"}]}}
+    vm = {"config": {"VirtualMachine": {"image_url": "https://images.example/u.qcow2", **mounts}}}
+    box = {"config": {"Docker": {"image": "busybox", **mounts}}}
+    never = rack.rented(ada, "h200.0", **box)
+    rack.terminate(ada, never)
+    node.clean()
+    first = rack.rented(ada, "h200.0", **vm)
+    node.bring_up(first)
+    rack.terminate(ada, first)
+    node.clean()
+    refused = rack.rent(ada, "h200.0", **box)
+    assert (refused.status, refused.code, refused.param) == (400, "ValidationFailed", "config")
+    assert "can be read by virtual machines alone" in refused.body["error"]["message"]
+    assert rack.rent(ada, "h200.0", **vm).status == 201
