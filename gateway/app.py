@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from gateway.fleet.offers import Served, check
 from gateway.fleet.pool import Pool
 from gateway.fleet.replicas import State
 from gateway.inference import models as model_lists
-from gateway.inference import pipeline
+from gateway.inference import moves, pipeline
 from gateway.inference.chat import ChatAsk
 from gateway.inference.completions import CompletionAsk
 from gateway.inference.embeddings import EmbeddingAsk
@@ -58,6 +58,8 @@ from marketplace.store.ids import new_id
 from marketplace.store.vault import Vault
 
 log = logging.getLogger(__name__)
+
+Move = Callable[[Services, Fleet, Database, Exchange], Awaitable[None]]
 
 PRICE_POLL_S = 5.0
 LEAVE_S = 5.0
@@ -265,6 +267,12 @@ class Gateway:
         async def credit(exchange: Exchange) -> None:
             await reports.credits(exchange, await pipeline.authenticate(services, exchange))
 
+        def move(handler: Move) -> Handler:
+            async def handle(exchange: Exchange) -> None:
+                await handler(services, self.fleet, self._management.database, exchange)
+
+            return handle
+
         async def health(exchange: Exchange) -> None:
             await exchange.json(200, b'{"status":"alive"}')
 
@@ -288,6 +296,10 @@ class Gateway:
             endpoint("/v1/usage", GET=usage),
             endpoint("/v1/key", GET=key),
             endpoint("/v1/credits", GET=credit),
+            endpoint("/v1/model_states", GET=move(moves.states)),
+            endpoint("/v1/load_model", POST=move(moves.load)),
+            endpoint("/v1/sleep_model", POST=move(moves.sleep)),
+            endpoint("/v1/unload_model", POST=move(moves.unload)),
             endpoint("/healthz", GET=health),
             endpoint("/readyz", GET=ready),
             endpoint("/metrics", GET=metrics),

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import openai
 import pytest
+from sqlalchemy import update
 
 from gateway.fleet.budget import Rest
+from marketplace.store.db import Database
+from marketplace.users.tables import users
 
 HELLO: list[Any] = [{"role": "user", "content": "Hi"}]
 
@@ -106,3 +110,36 @@ def test_nobody_asks_and_they_sleep_then_go(make_house: Any) -> None:
     house.eventually(lambda: all(d.rest is Rest.ASLEEP for d in house.gateway.fleet), "all sleep")
     assert ask(house, "tiny").usage.completion_tokens == 32
     assert house.do(lambda: house.gateway.fleet.find("tiny").woke_in_s) < 1.0
+
+
+def test_an_admin_moves_models(make_house: Any) -> None:
+    house = make_house(more_models=("other",), drain_s=0.05)
+
+    def post(path: str, model: str = "other") -> Any:
+        return house.ask(house.request({"model": model}, f"/v1/{path}"))
+
+    def states() -> dict[str, str]:
+        answer = house.ask(house.headed(f"authorization: Bearer {house.key}", method="GET", path="/v1/model_states"))
+        return {one["id"]: one["state"] for one in json.loads(answer.body)["data"]}
+
+    assert states() == {"tiny": "awake", "other": "awake"}
+    for path, state in (("sleep_model", "asleep"), ("unload_model", "unloaded"), ("load_model", "awake")):
+        answer = post(path)
+        assert (answer.status, json.loads(answer.body)["state"]) == (200, state)
+        assert states() == {"tiny": "awake", "other": state}
+        assert post(path).status == 200, "it is that already"
+    house.script(tokens=100_000, interval_ms=5.0)
+    stream = house.client().chat.completions.create(model="other", messages=HELLO, stream=True)
+    for path in ("sleep_model", "unload_model"):
+        assert post(path).refusal() == (409, "model_in_use")
+    assert states()["other"] == "awake" and next(iter(stream)) is not None, "it goes on"
+    stream.close()
+    assert post("load_model", "a third").refusal() == (404, "model_not_found")
+    assert house.ask(house.request({"name": "other"}, "/v1/load_model")).status == 400
+    assert house.ask(house.headed("authorization: Bearer hr_u_x", path="/v1/load_model")).status == 401
+    house.idle()
+    database = Database(house.database_url)
+    with database.write() as unit:
+        unit.execute(update(users).values(role="user"))
+    database.close()
+    assert post("sleep_model").refusal() == (403, "permission_denied")
