@@ -74,13 +74,15 @@ class KVTensors:
         head_dim: int,
         dtype: torch.dtype,
         device: str,
+        shared: bool = False,
     ) -> KVTensors:
         """Allocate zeroed pages. Memory: 2 × layers × num_pages × kv_heads × page_size × head_dim × itemsize bytes; on
-        a CPU it is taken from the machine when a page is first written."""
+        a CPU it is taken from the machine when a page is first written. shared: one tensor a layer is keys and values,
+        in half the memory."""
         shape = (num_pages, kv_heads, page_size, head_dim)
         zeros = _lazy_zeros if device == "cpu" else partial(torch.zeros, device=device)
         keys = [zeros(shape, dtype=dtype) for _ in range(layers)]
-        values = [zeros(shape, dtype=dtype) for _ in range(layers)]
+        values = list(keys) if shared else [zeros(shape, dtype=dtype) for _ in range(layers)]
         return cls(keys=keys, values=values, page_size=page_size)
 
 

@@ -123,6 +123,7 @@ class EngineCore:
             head_dim=shape.head_dim,
             dtype=getattr(torch, plan.dtype),
             device=device.name,
+            shared=shape.shared_kv,
         )
         steps = make_steps(
             config,

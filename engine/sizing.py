@@ -44,6 +44,11 @@ class Shape(Protocol):
         ...
 
     @property
+    def shared_kv(self) -> bool:
+        """Keys are the values, too."""
+        ...
+
+    @property
     def max_position(self) -> int:
         """Most tokens of a sequence."""
         ...
@@ -94,7 +99,8 @@ def plan_kv(config: EngineConfig, shape: Shape, *, packed: bool, device: str, fr
             dtype = "float16" if packed else "float32"
         else:
             dtype = config.dtype if config.dtype != "auto" else _known_dtype(shape.torch_dtype)
-    token_bytes = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * ITEM_BYTES[dtype]
+    tensors = shape.num_layers * (1 if shape.shared_kv else 2)
+    token_bytes = tensors * shape.num_kv_heads * shape.head_dim * ITEM_BYTES[dtype]
     page_bytes = token_bytes * config.page_size
     if config.kv_memory_mib > 0:
         budget = config.kv_memory_mib * MIB

@@ -31,7 +31,7 @@ _CACHE_KINDS = _FLOAT_KINDS | {torch.float8_e4m3fn: 6}
 _BLOCK_KINDS: dict[BlockFormat, int] = {"q4_0": 3, "q4_1": 4, "q8_0": 5}
 ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1, "clamped_silu": 2}
 """hr_activation of headrace.h."""
-_MAX_HEAD = 512
+_MAX_HEAD = 640
 _ERRORS: dict[int, tuple[type[Exception], str]] = {
     1: (MemoryError, "no memory for scratch space"),
     2: (IndexError, "a token id is outside the embedding"),

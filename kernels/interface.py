@@ -220,6 +220,15 @@ class PlannedAttention(Protocol):
         ...
 
 
+@runtime_checkable
+class HeadOps(Protocol):
+    """Operations that multiply with a matrix for each head in one call."""
+
+    def head_products(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x [T, Hq, K], weight [Hq, N, K] → [T, Hq, N]."""
+        ...
+
+
 class StepInputsOp(Protocol):
     """Unpacks a step on the device (`kernels.triton.step_inputs`, `kernels.reference.step_inputs`)."""
 

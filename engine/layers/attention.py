@@ -58,10 +58,11 @@ class PagedAttention:
             self.qkv(x), self.q_heads, self._kv_heads, batch.positions, batch.slots, self._cos_sin, keys, values,
             self.q_norm, self.k_norm, self._eps,
         )  # fmt: skip
-        mixed = self._attend(q, keys, values, batch)
+        mixed = self.attend(q, keys, values, batch)
         return self.output(mixed if rows is None else mixed[rows])
 
-    def _attend(self, q: Tensor, keys: Tensor, values: Tensor, batch: ForwardBatch) -> Tensor:
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor, batch: ForwardBatch) -> Tensor:
+        """q [T, Hq, D], rotated, over the cache of the layer → [T, Hq·D]."""
         ops, scale, window, long = self._planned, self.scale, self.window, batch.long
         if long is not None and long.takes(q, keys, window, self.softcap, self.sinks):
             return long.attend(q, keys, values, scale, self.softcap)

@@ -60,6 +60,8 @@ class ModelConfig:
     sliding_window: int | None = None
     """A token sees this many of the latest keys, itself included, in the layers of `windowed_layers`"""
     windowed_layers: tuple[int, ...] = ()
+    shared_kv: bool = False
+    """Cached keys are the values, too: a layer has one tensor of them"""
     activation: str = "silu"
     attention_scale: float | None = None
     """Of the scores, where it is not D^-1/2"""

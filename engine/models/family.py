@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from engine.models.blocks import DecoderModel
 
 MODULES = {
+    "DeepseekV3ForCausalLM": "deepseek_v3",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
     "Gemma3ForConditionalGeneration": "gemma3",

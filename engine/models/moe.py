@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
+
+import torch
+from torch import Tensor
 
 from engine.layers.linear import LayerLoader
 from engine.layers.mlp import GatedMLP
@@ -83,5 +86,8 @@ def load_sparse(
     router = loader.linear(f"{prefix}gate")
     parts = separate_experts(loader, f"{prefix}experts.", config.matrices, config.routing.experts)
     experts = load_experts(loader, parts, config.routing.experts)
-    chosen_by = loader.vector(f"{prefix}{bias}").float() if bias else None
+    chosen_by = None
+    if bias:
+        chosen_by = cast(Tensor, loader.checkpoint.get(f"{prefix}{bias}")).to(loader.device, torch.float32)
+        loader.weight_bytes += chosen_by.nbytes
     return SparseMoe(loader.ops, router, config.routing, experts, config.activation, bias=chosen_by, shared=shared)

@@ -10,7 +10,7 @@
 #define HR_INLINE static inline __attribute__((always_inline))
 
 enum hr_kind { HR_F32 = 0, HR_BF16 = 1, HR_F16 = 2, HR_Q4_0 = 3, HR_Q4_1 = 4, HR_Q8_0 = 5, HR_E4M3 = 6 /* KV caches alone */ };
-enum { HR_BLOCK = 32, HR_MAX_HEAD = 512, HR_MAX_EXPERTS = 1024 };
+enum { HR_BLOCK = 32, HR_MAX_HEAD = 640, HR_MAX_EXPERTS = 1024 };
 enum hr_activation { HR_SILU = 0, HR_GELU_TANH = 1, HR_CLAMPED_SILU = 2 };
 
 /* Result of the operations: 0, or what was wrong with the input. */

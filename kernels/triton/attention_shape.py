@@ -122,6 +122,9 @@ def choose_tile(
     is_fp8 = shape.kv_dtype == torch.float8_e4m3fn
     if shape.q_dtype == torch.float32:
         return _fit(Tile(16, 16, 8 if wide else 4, 1 if is_fp8 else 2), arch, shape)
+    if shape.block_d > 256:
+        # The results of few rows fill the registers
+        return _fit(Tile(16, 32, 8, 2), arch, shape)
     grouped = min(64, power_of_two(shape.group))
     if deterministic:
         block_m = 32

@@ -191,6 +191,19 @@ class TritonOps:
             plan=plan, split=False, decode=decode, deterministic=self._deterministic, k_scale=ones, v_scale=ones,
         )  # fmt: skip
 
+    def head_products(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x [T, Hq, K] · weight [Hq, N, K] of each head → [T, Hq, N]: the vendor library's, by torch."""
+        rows = x.transpose(0, 1)
+        if not self._deterministic:
+            return torch.bmm(rows, weight.transpose(1, 2)).transpose(0, 1)
+        out = torch.empty(x.shape[0], x.shape[1], weight.shape[1], dtype=x.dtype, device=x.device)
+        for first in range(0, x.shape[0], BLOCK_ROWS):
+            block = rows[:, first : first + BLOCK_ROWS]
+            filled = functional.pad(block, (0, 0, 0, BLOCK_ROWS - block.shape[1]))
+            product = torch.bmm(filled, weight.transpose(1, 2)).transpose(0, 1)
+            out[first : first + BLOCK_ROWS] = product[: block.shape[1]]
+        return out
+
     def gated(self, gate_up: Tensor, activation: Activation = "silu") -> Tensor:
         """activation(first half) · second half."""
         return gated(gate_up, activation)

@@ -34,6 +34,7 @@ class FakeShape:
     vocab_size: int = VOCAB
     num_layers: int = 1
     num_kv_heads: int = 1
+    shared_kv: bool = False
     head_dim: int = 2
     max_position: int = 4096
     eos_token_ids: tuple[int, ...] = (EOS,)

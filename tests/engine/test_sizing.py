@@ -16,6 +16,7 @@ class Shape:
     vocab_size: int = 100
     num_layers: int = 2
     num_kv_heads: int = 4
+    shared_kv: bool = False
     head_dim: int = 64
     max_position: int = 2048
     eos_token_ids: tuple[int, ...] = ()

@@ -36,6 +36,7 @@ class PagedLoop:
             head_dim=config.head_dim,
             dtype=torch.float32,
             device="cpu",
+            shared=config.shared_kv,
         )
 
     def step(self, pieces: Sequence[Sequence[int]], rows: Sequence[int] | None = None) -> Tensor:

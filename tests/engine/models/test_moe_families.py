@@ -12,6 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
     MixtralConfig,
@@ -25,6 +27,13 @@ from engine.weights.errors import WeightsError
 from kernels.mxfp4 import dequantize_mxfp4
 from tests.engine.models.test_families import PROMPT, SMALL, YARN, expected_logits, expected_tokens
 
+LATENT: dict[str, int] = {
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 12,
+    "v_head_dim": 10,
+    "moe_intermediate_size": 24,
+}
 CASES: dict[str, tuple[Any, Any]] = {
     "mixtral": (MixtralForCausalLM, MixtralConfig(**SMALL, num_local_experts=5, num_experts_per_tok=2)),
     "mixtral-window": (
@@ -48,6 +57,37 @@ CASES: dict[str, tuple[Any, Any]] = {
             rope_parameters=YARN | {"truncate": False, "beta_fast": 32.0, "beta_slow": 1.0},
         ),
     ),
+    "deepseek": (
+        DeepseekV3ForCausalLM,
+        DeepseekV3Config(
+            **{**SMALL, "num_key_value_heads": 4},
+            **LATENT,
+            q_lora_rank=20,
+            n_routed_experts=12,
+            num_experts_per_tok=3,
+            n_group=4,
+            topk_group=2,
+            first_k_dense_replace=1,
+            rope_parameters=YARN | {"mscale": 1.0, "mscale_all_dim": 0.7},
+        ),
+    ),
+    "deepseek-plain": (
+        DeepseekV3ForCausalLM,
+        DeepseekV3Config(
+            **{**SMALL, "num_key_value_heads": 4},
+            **LATENT,
+            q_lora_rank=None,
+            n_routed_experts=6,
+            num_experts_per_tok=2,
+            n_group=1,
+            topk_group=1,
+            n_shared_experts=2,
+            first_k_dense_replace=0,
+            norm_topk_prob=False,
+            rope_interleave=False,
+            attention_bias=False,
+        ),
+    ),
     "qwen3-moe-some-layers": (
         Qwen3MoeForCausalLM,
         Qwen3MoeConfig(
@@ -63,7 +103,7 @@ CASES: dict[str, tuple[Any, Any]] = {
 }
 
 
-INTERPRETED = ["qwen3-moe", "gpt-oss"]
+INTERPRETED = ["qwen3-moe", "gpt-oss", "deepseek"]
 """One of each kind: the interpreter is slow."""
 
 
