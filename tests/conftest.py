@@ -12,7 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from argon2 import PasswordHasher
 from hypothesis import HealthCheck, settings
+
+from marketplace.users import rules
 
 # Triton decides when it is first imported, which any test may cause, whether kernels run in its interpreter on a CPU.
 os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -24,6 +27,11 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 # A loaded two-core machine makes wall-clock deadlines meaningless; the number of examples bounds the time instead.
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("default")
+
+
+# Hundreds of people sign in here: of each second that a real hash is meant to cost, they take a thousandth. What a real
+# one costs is a test of the rules.
+rules._hasher = PasswordHasher(time_cost=1, memory_cost=256, parallelism=1)
 
 
 @pytest.fixture(scope="session")

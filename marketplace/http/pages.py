@@ -7,6 +7,7 @@ loads anything from elsewhere, and their security policies say so.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,7 @@ def routes(table: Sequence[Operation[Any]]) -> list[Route]:
     """Routes of the document, of all pages and of what they load."""
     html, script = "text/html; charset=utf-8", "text/javascript; charset=utf-8"
     made = [
-        _fixed(DOCUMENT, orjson.dumps(document(table)), "application/json"),
+        _described(table),
         _fixed("/swagger-ui", _SWAGGER.encode(), html),
         _fixed("/swagger-ui/start.js", _SWAGGER_START.encode(), script),
         _fixed("/rapidoc", _RAPIDOC.encode(), html),
@@ -94,6 +95,19 @@ class Page(Route):
         """Whether a request is for it."""
         match, child = super().matches(scope)
         return (match if match is Match.FULL else Match.NONE), child
+
+
+def _described(table: Sequence[Operation[Any]]) -> Route:
+    """The document. Describing every model takes a moment, so the first who asks has it made, beside the event loop."""
+
+    @cache
+    def content() -> bytes:
+        return orjson.dumps(document(table))
+
+    def answer(request: Request) -> Response:  # not async: it runs in a thread
+        return Response(content(), media_type="application/json", headers=_POLICY)
+
+    return Route(DOCUMENT, answer, methods=["GET"])
 
 
 def _fixed(path: str, content: bytes, media_type: str) -> Route:

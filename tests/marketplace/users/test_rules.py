@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import pytest
 from argon2 import PasswordHasher
@@ -36,6 +38,12 @@ def test_passwords_are_hashed_with_argon2id_and_salt() -> None:
     assert not verify_password(one, "correct horse ")
     assert not needs_rehash(one)
     assert needs_rehash(PasswordHasher(time_cost=1, memory_cost=64).hash("correct horse"))
+
+
+def test_a_hash_costs_what_rfc_9106_recommends_where_memory_is_short() -> None:
+    code = "from marketplace.users.rules import hash_password; print(hash_password('correct horse'))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("$argon2id$v=19$m=65536,t=3,p=4$"), "the tests' own hashes are lighter"
 
 
 def test_nobody_without_a_password_gets_in() -> None:
