@@ -16,6 +16,8 @@ from engine.sampling_params import SamplingParams
 from engine.wire import (
     PROTOCOL,
     Abort,
+    AdapterQuery,
+    AdapterReply,
     ClientFrame,
     FrameReader,
     Progress,
@@ -38,7 +40,7 @@ from engine.wire import (
 OnProgress = Callable[[Progress | EngineError], None]
 """Told each Progress of a request in order; the last has a finish_reason or is an EngineError. It must not raise."""
 
-Answer = UsageReply | Snapshot | Rested
+Answer = UsageReply | Snapshot | Rested | AdapterReply
 """What the engine replies to a query."""
 
 UNSENT_LIMIT = 64 << 20
@@ -147,6 +149,7 @@ class EngineClient:
         on_progress: OnProgress,
         priority: int = 0,
         salt: str = "",
+        adapter: str = "",
         follows: bool = False,
     ) -> None:
         """Start one sequence, or take over the rest of one that the engine knows by this id. bytes are packed token
@@ -162,7 +165,15 @@ class EngineClient:
             raise EngineError("queue_full", "the engine does not keep up with what is sent to it")
         prompt = prompt_ids if isinstance(prompt_ids, bytes) else pack_tokens(prompt_ids)
         self._send(
-            Submit(request_id=request_id, prompt=prompt, params=params, priority=priority, salt=salt, follows=follows)
+            Submit(
+                request_id=request_id,
+                prompt=prompt,
+                params=params,
+                priority=priority,
+                salt=salt,
+                adapter=adapter,
+                follows=follows,
+            )
         )
         self._listeners[request_id] = on_progress
 
@@ -205,6 +216,16 @@ class EngineClient:
             raise EngineError("engine_error", reply.error)
         return reply
 
+    async def adapter(self, name: str, folder: str = "") -> list[str]:
+        """Have the engine load an adapter from a folder that it can read, or with no folder unload it; requests that
+        use it go on. Returns the names of those that are loaded. Raises EngineError, "invalid" with the reason where it
+        was not done."""
+        reply = await self._ask(lambda query_id: AdapterQuery(query_id, name, folder))
+        assert isinstance(reply, AdapterReply)
+        if reply.error:
+            raise EngineError("invalid", reply.error)
+        return reply.names
+
     async def _ask(self, query: Callable[[int], ClientFrame]) -> Answer:
         self._query_id += 1
         query_id = self._query_id
@@ -235,7 +256,7 @@ class EngineClient:
                 listener = self._listeners.pop(request_id, None)
                 if listener is not None:
                     listener(EngineError(code, message, retry_after_s))
-            case UsageReply() | Snapshot() | Rested() as reply:
+            case UsageReply() | Snapshot() | Rested() | AdapterReply() as reply:
                 future = self._queries.pop(reply.query_id, None)
                 if future is not None and not future.done():
                     future.set_result(reply)

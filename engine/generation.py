@@ -40,6 +40,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     n: int = 1
     priority: int = 0
     salt: str = ""
+    adapter: str = ""
 
 
 class Engine(Protocol):
@@ -54,6 +55,7 @@ class Engine(Protocol):
         on_progress: Callable[[Progress | EngineError], None],
         priority: int = 0,
         salt: str = "",
+        adapter: str = "",
         follows: bool = False,
     ) -> None:
         """Start one sequence; follows: it is one more answer of a request whose first was submitted before."""
@@ -205,6 +207,7 @@ class _Answers:
                     on_progress=partial(self._on_progress, answer),
                     priority=request.priority,
                     salt=request.salt,
+                    adapter=request.adapter,
                     follows=index > 0,
                 )
             except EngineError as error:

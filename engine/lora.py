@@ -21,6 +21,7 @@ from torch import Tensor
 from engine.intake import UnfitError
 from engine.layers.linear import MergedLinear, Part
 from engine.lora_files import Delta, read_adapter
+from engine.lora_names import named as named
 from engine.weights.errors import WeightsError
 from engine.wire import AdapterQuery, AdapterReply
 from kernels.interface import LinearWeight, Ops
@@ -265,14 +266,3 @@ def answer(adapters: Adapters | None, query: AdapterQuery) -> AdapterReply:
     except (AdapterError, WeightsError) as problem:
         error = str(problem)
     return AdapterReply(query.query_id, adapters.names, error)
-
-
-def named(settings: Sequence[str]) -> dict[str, str]:
-    """NAME=FOLDER of the settings, by name. Raises ValueError."""
-    found: dict[str, str] = {}
-    for setting in settings:
-        name, _, folder = setting.partition("=")
-        if not name or not folder or name in found:
-            raise ValueError(f"lora {setting!r} must be NAME=FOLDER, with a name of its own")
-        found[name] = folder
-    return found

@@ -29,8 +29,8 @@ from gateway.fleet.leases import LocalLeaseKeeper, Terms
 from gateway.fleet.offers import Served, check
 from gateway.fleet.pool import Pool
 from gateway.fleet.replicas import State
+from gateway.inference import adapters, moves, pipeline
 from gateway.inference import models as model_lists
-from gateway.inference import moves, pipeline
 from gateway.inference.chat import ChatAsk
 from gateway.inference.completions import CompletionAsk
 from gateway.inference.embeddings import EmbeddingAsk
@@ -105,6 +105,8 @@ class Gateway:
             drain_s=settings.drain_s,
         )
         self.catalogue = Catalogue([model for _, model in made])
+        for (_, model), one in zip(made, served, strict=True):
+            adapters.offer(self.catalogue, model, one.offer.engine.lora)
         self.keys: KeyMap
         self.metering: Metering
         self.services: Services
@@ -258,6 +260,12 @@ class Gateway:
 
         reports = self._reports
 
+        async def load_adapter(exchange: Exchange) -> None:
+            await adapters.load(services, self.fleet, self._management.database, exchange)
+
+        async def unload_adapter(exchange: Exchange) -> None:
+            await adapters.unload(services, self.fleet, self._management.database, exchange)
+
         async def usage(exchange: Exchange) -> None:
             await reports.usage(exchange, await pipeline.authenticate(services, exchange))
 
@@ -293,6 +301,8 @@ class Gateway:
             endpoint("/v1/embeddings", POST=embeddings),
             endpoint("/v1/models", GET=models),
             endpoint("/v1/models/{name:path}", GET=model),
+            endpoint("/v1/load_lora_adapter", POST=load_adapter),
+            endpoint("/v1/unload_lora_adapter", POST=unload_adapter),
             endpoint("/v1/usage", GET=usage),
             endpoint("/v1/key", GET=key),
             endpoint("/v1/credits", GET=credit),

@@ -142,6 +142,7 @@ def read_settings(options: argparse.Namespace) -> Any:
     chosen = dict(vars(options))
     first, *more = chosen["model"] or [_default("model", EngineConfig().model)]
     chosen |= {"model": first, "more_models": tuple(more)}
+    chosen["lora"] = tuple(chosen["lora"] or ())
     engine = EngineConfig(**{name: chosen[name] for name in EngineConfig.__struct_fields__})
     own = {name: chosen[name] for name in Settings.__struct_fields__ if name != "engine"}
     return Settings(engine=engine, **own)
@@ -156,6 +157,12 @@ def _add_option(group: argparse._ArgumentGroup, field: msgspec.structs.FieldInfo
         if isinstance(default, str):
             default = default.lower() in ("1", "true", "yes", "on")
         group.add_argument(flag, action=argparse.BooleanOptionalAction, default=default, help=text)
+        return
+    if typing.get_origin(field.type) is tuple:
+        text = f"{text} May be given more than once."
+        group.add_argument(
+            flag, action="append", default=default.split(",") if default else None, help=text, metavar="X"
+        )
         return
     choices = typing.get_args(field.type) if typing.get_origin(field.type) is typing.Literal else None
     kind: Any = type(choices[0]) if choices else field.type

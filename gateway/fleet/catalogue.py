@@ -66,6 +66,16 @@ class Model:
         self.price: PriceVersion | None = None
         """Current version; None until prices were read, and a model without a price is not served."""
         self.server = server
+        self.adapter = ""
+        """The adapter that it is computed with"""
+        self.base = name
+        """What an adapter is of; itself otherwise"""
+
+    def adapted(self, name: str) -> Model:
+        """The same with an adapter, by whose name clients ask for it."""
+        model = Model(name, self.server, self.tokenizer, self.capacity, recommended=self.recommended)
+        model.adapter, model.base, model.price = name, self.base, self.price
+        return model
 
     @property
     def connected(self) -> bool:
@@ -100,20 +110,33 @@ class Catalogue:
         """Models in the order they were given."""
         return iter(self._models.values())
 
+    def add(self, model: Model) -> None:
+        """Offer one more. Raises ValueError where its name is taken."""
+        if model.name in self._models:
+            raise ValueError(f"a model {model.name} is on offer already")
+        self._models[model.name] = model
+
+    def remove(self, name: str) -> None:
+        """Offer one no more; requests that run go on."""
+        self._models.pop(name, None)
+
     def find(self, name: str) -> Model | None:
         """The model that clients call `name`."""
         return self._models.get(name)
 
     def read_prices(self, database: Database) -> dict[str, PriceVersion]:
-        """Read the current price of every model; blocking, so it belongs in a thread."""
+        """Read the current price of every model, of adapters without one their base's; blocking, so it belongs in a
+        thread."""
+        bases = {name: model.base for name, model in list(self._models.items())}
         with database.read() as unit:
-            found = {name: current_price(unit, name) for name in self._models}
+            found = {name: current_price(unit, name) or current_price(unit, base) for name, base in bases.items()}
         return {name: version for name, version in found.items() if version is not None}
 
     def take_prices(self, prices: dict[str, PriceVersion]) -> None:
         """Offer the models at these prices; requests that already run keep theirs."""
         for name, version in prices.items():
-            self._models[name].price = version
+            if name in self._models:
+                self._models[name].price = version
 
 
 def per_token(nano_per_million: int) -> str:

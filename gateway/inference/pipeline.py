@@ -177,7 +177,7 @@ async def _admit(
         )
     now = round(services.clock() * 1e6)
     try:
-        ticket = model.capacity.enter(now, min(n * len(prompts), AT_ONCE))
+        ticket = model.capacity.enter(now, n * min(len(prompts), _at_once(model, n)))
     except OverloadedError as error:
         for tab in tabs:
             tab.cancel()
@@ -197,7 +197,7 @@ async def _admit(
         raise
     created = int(time.time())
     sink = _sink(services, exchange, ask, model, n * len(prompts), created)
-    admitted = Answer(runs, sink, created, services.limits.request_timeout_s)
+    admitted = Answer(runs, sink, created, services.limits.request_timeout_s, _at_once(model, n))
     meters = services.telemetry.model(model.name)
     services.answers.add(admitted)
     meters.in_flight += 1
@@ -234,7 +234,7 @@ async def _hold(
                     request_id=exchange.request_id if not charges else services.new_id(),
                     account_id=key.account_id,
                     key_id=key.key_id,
-                    model=model.name,
+                    model=price.model,  # an adapter without a price of its own is billed as its base
                     price_id=price.id,
                     price=price.price,
                     prompt_tokens=len(prompt),
@@ -256,6 +256,11 @@ async def _hold(
     return charges
 
 
+def _at_once(model: Model, n: int) -> int:
+    """Most prompts of a call, each with n answers, that the engine is asked at a time: no more than it takes."""
+    return max(1, min(AT_ONCE, (model.capacity.places + model.capacity.queue_bound) // n))
+
+
 def _dispatch(
     services: Services,
     exchange: Exchange,
@@ -273,7 +278,14 @@ def _dispatch(
         Run(
             model.server,
             charge,
-            GenerateRequest(request_id=charge.request_id, prompt_ids=prompt, params=asked, n=n, salt=key.account_id),
+            GenerateRequest(
+                request_id=charge.request_id,
+                prompt_ids=prompt,
+                params=asked,
+                n=n,
+                salt=key.account_id,
+                adapter=model.adapter,
+            ),
             index * n,
             meters,
             services.clock,
@@ -282,7 +294,7 @@ def _dispatch(
         for index, (charge, prompt, asked) in enumerate(zip(charges, prompts, params, strict=True))
     ]
     try:
-        for run in runs[:AT_ONCE]:
+        for run in runs[: _at_once(model, n)]:
             run.begin()
     except ApiError:
         for run in runs:

@@ -168,7 +168,7 @@ class Run:
         task.add_done_callback(lambda _: self._count())
 
     def _refuse_or_fail(self, error: EngineError, counters: Counters) -> None:
-        if error.code in ("queue_full", "overloaded", "too_long", "invalid"):
+        if error.code in ("queue_full", "overloaded", "too_long", "invalid", "unknown_adapter"):
             self._settle("refused", counters)
         else:
             log.warning("request %s: %s: %s", self._request.request_id, error.code, error.message)
@@ -214,6 +214,8 @@ def translate(error: EngineError) -> ApiError:
             return ApiError(400, error.message, code="context_length_exceeded", param="messages")
         case "invalid":
             return errors.invalid(None, f"The engine does not accept the request: {error.message}")
+        case "unknown_adapter":
+            return ApiError(404, f"The model is not loaded: {error.message}.", code="model_not_found", param="model")
         case "engine_error":
             return errors.internal("The engine failed on this request. It is not charged.")
         case "draining" | "engine_down":

@@ -41,6 +41,7 @@ class HandEngine:
         on_progress: Callable[[Progress | EngineError], None],
         priority: int = 0,
         salt: str = "",
+        adapter: str = "",
         follows: bool = False,
     ) -> None:
         if len(self.params) == self.refuse_at:

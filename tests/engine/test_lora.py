@@ -18,8 +18,9 @@ from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.device import ScriptedDevice
 from engine.layers.linear import MergedLinear, Part
-from engine.lora import Adapters, adapters_of, answer, named
+from engine.lora import Adapters, adapters_of, answer
 from engine.lora_files import Delta, read_adapter
+from engine.lora_names import named
 from engine.models.registry import CausalLM, load_model
 from engine.sampling_params import SamplingParams
 from engine.weights.errors import WeightsError

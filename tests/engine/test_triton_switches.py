@@ -3,6 +3,7 @@ whatever is switched on or off."""
 
 from __future__ import annotations
 
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from engine.core import EngineCore
 from engine.device import CpuDevice, ScriptedDevice
 from engine.models.registry import load_model
 from engine.padded import PaddedSteps
+from engine.request import Request
 from engine.sampling_params import SamplingParams
 from engine.weights.sources import ModelSource
 from engine.wire import Submit, pack_tokens, unpack_tokens
@@ -47,6 +49,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "tokens chosen on the host": {**LAYERS_OF_A_GPU, "device_sampling": False},
     "keys not split": {**LAYERS_OF_A_GPU, "split_keys": False},
     "deterministic": {**LAYERS_OF_A_GPU, "deterministic": True},
+    "speculation": {**LAYERS_OF_A_GPU, "speculate": "lookup", "speculate_tokens": 2, "prefix_cache": True},
     "preempted": {**LAYERS_OF_A_GPU, "kv_memory_mib": 0, "fast_share": 0.0},
 }
 
@@ -56,13 +59,41 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {family: tiny_checkpoint(tmp_path_factory.mktemp(family), family) for family in FAMILIES}
 
 
+class Prophet:
+    """Guesses one token of an answer rightly, and the next one wrongly."""
+
+    probability = 1.0
+
+    def __init__(self, request: Request, answers: dict[int, list[int]]) -> None:
+        self._request, self._answer = request, answers[request.prompt_len]
+        self._said = 0
+
+    def follow(self, tokens: array[int], known: int) -> None:
+        self._said = known - self._request.prompt_len
+
+    def guess(self, most: int) -> list[int]:
+        right = self._answer[self._said : self._said + 1]
+        return [*right, (right[0] + 1) % VOCAB][:most]
+
+
 def serve(
-    folder: Path, ops: Ops, config: EngineConfig, *, late: bool, pages: int = 0
+    folder: Path,
+    ops: Ops,
+    config: EngineConfig,
+    *,
+    late: bool,
+    pages: int = 0,
+    foreseen: list[list[int]] | None = None,
 ) -> tuple[list[list[int]], EngineCore]:
     """All jobs at once; where there is a prefix cache twice, so that their prompts are in it."""
     model = load_model(ModelSource(folder, "safetensors", "tiny"), config, ops)
     device = ScriptedDevice() if late else CpuDevice()
-    core = EngineCore(config, model, ops, device=device, **({"free_bytes": pages} if pages else {}))
+    answers = dict(zip((length for length, _ in JOBS), foreseen or [], strict=False))
+    more: dict[str, Any] = {"free_bytes": pages} if pages else {}
+    # A clock that stands still: whether guesses pay does not depend on the machine
+    core = EngineCore(
+        config, model, ops, device=device, clock=lambda: 0.0, guesser=lambda r: Prophet(r, answers), **more
+    )
     draw = torch.Generator().manual_seed(3)
     prompts = [torch.randint(3, VOCAB, (length,), generator=draw).tolist() for length, _ in JOBS]
     turns: list[list[list[int]]] = []
@@ -96,10 +127,11 @@ def test_the_tokens_are_those_of_torch_s_operations(family: tuple[Path, list[lis
     config = msgspec.structs.replace(BASE, **SETTINGS[name])
     ops = kernels.table("cpu", "triton", 1, split=config.split_keys, deterministic=config.deterministic)
     pages = 4 * 4 * PAGE_BYTES if name == "preempted" else 0
-    said, core = serve(folder, ops, config, late=config.overlap, pages=pages)
+    said, core = serve(folder, ops, config, late=config.overlap, pages=pages, foreseen=wanted)
     assert said == wanted
     assert len({tuple(tokens) for tokens in wanted}) == len(JOBS)
     snapshot = core.snapshot()
     assert (snapshot.preemptions > 0) == (name == "preempted")
     assert (snapshot.cached_tokens > 0) == config.prefix_cache
+    assert (snapshot.accepted_tokens > 0) == (config.speculate != "off")
     assert isinstance(core.steps, PaddedSteps) == (config.graphs == "on")
