@@ -51,6 +51,7 @@ class ScriptedShape:
     vocab_size: int
     num_layers: int = 1
     num_kv_heads: int = 1
+    shared_kv: bool = False
     head_dim: int = 2
     max_position: int = 8192
     eos_token_ids: tuple[int, ...] = ()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.gpu import scaled
+from benchmarks.gpu import experts, scaled
 from benchmarks.gpu.batches import large_batch
 from benchmarks.gpu.checkpoint import LLAMA_8B, TINY, Shape
 from benchmarks.gpu.supervise import Context
@@ -77,6 +77,7 @@ def calls(shape: Shape, device: str, tiny: bool) -> Iterator[Timed]:
     """The calls of a step, decoding first; each is let go before the next is made."""
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     yield from _products(shape, device, dtype, (3,) if tiny else (1, 16, 256, 2048))
+    yield from (Timed(*row) for row in experts.timed(device, dtype, tiny))
     yield from _scaled(shape, device, dtype, tiny)
     yield from _attention(shape, device, dtype, tiny)
     yield from _rows(shape, device, dtype, (2,) if tiny else (1, 256, 2048))

@@ -8,7 +8,7 @@ from typing import get_args
 
 import torch
 
-from benchmarks.gpu import scaled
+from benchmarks.gpu import experts, scaled
 from benchmarks.gpu.cases import CLOSE, FP8, Case, check_all, close, draw
 from benchmarks.gpu.supervise import Context
 from kernels import reference
@@ -20,7 +20,7 @@ from kernels.triton.gemm import skinny_gemm
 from kernels.triton.norm import rms_norm, rms_norm_quantized
 from kernels.triton.table import TritonOps
 
-KERNELS = ("norm", "activation", "gather", "embedding", "gemm", *scaled.KERNELS)
+KERNELS = ("norm", "activation", "gather", "embedding", "gemm", *experts.KERNELS, *scaled.KERNELS)
 
 
 def run(context: Context) -> None:
@@ -35,6 +35,7 @@ def cases(device: str, tiny: bool) -> Iterator[Case]:
     yield from _gathers(device, 130 if tiny else 4096)
     sizes = ((96, 130), (40, 64)) if tiny else ((6144, 4096), (4096, 14336), (28672, 4096), (1000, 1030))
     yield from _products(device, sizes)
+    yield from experts.cases(device, tiny)
     yield from scaled.cases(device, tiny)
 
 
