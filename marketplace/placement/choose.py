@@ -311,13 +311,14 @@ def _mig(node: NodeView, profile: str, count: int) -> tuple[Slices, ...] | str:
     offering = [gpu for gpu in node.gpus if gpu.usable and profile in gpu.profiles]
     split = sorted((gpu for gpu in offering if gpu.split), key=lambda gpu: (-len(busy[gpu.id]), gpu.pci_slot))
     whole = [gpu for gpu in offering if not gpu.split and not busy[gpu.id]]
-    for gpu in (*split, *sorted(whole, key=lambda gpu: gpu.pci_slot)):
-        kind = gpu.profiles[profile]
-        for start in kind.placements:
-            block = range(start, start + kind.size)
-            if len(found) < count and not busy[gpu.id].intersection(block):
-                busy[gpu.id].update(block)
-                found.append(Slices(gpu, tuple(block), start))
+    offers = [(gpu, gpu.profiles[profile]) for gpu in (*split, *sorted(whole, key=lambda gpu: gpu.pci_slot))]
+    places = [(gpu, start, range(start, start + kind.size)) for gpu, kind in offers for start in kind.placements]
+    # What somebody else made on a node is in the way: such a place is tried where there is no other.
+    places.sort(key=lambda place: any(made.hinders(profile, place[1], place[2]) for made in place[0].made))
+    for gpu, start, block in places:
+        if len(found) < count and not busy[gpu.id].intersection(block):
+            busy[gpu.id].update(block)
+            found.append(Slices(gpu, tuple(block), start))
     return tuple(found) if len(found) == count else f"no GPU has room for {profile}"
 
 

@@ -13,7 +13,7 @@ from marketplace.agent.wire import Capabilities
 from marketplace.nodes.tables import gpu, node
 from marketplace.placement.capacity import Amount
 from marketplace.placement.tables import SLICES, claim, gpu_slice_claim, inference_lease
-from marketplace.placement.view import Core, GpuView, NodeView, Profile
+from marketplace.placement.view import Core, GpuView, Made, NodeView, Profile
 from marketplace.quotas import service as quotas
 from marketplace.quotas.service import Timetable
 from marketplace.store.db import ReadUnit
@@ -131,6 +131,7 @@ class GpuMig(msgspec.Struct, frozen=True):
     """What is kept of a GPU's MIG abilities."""
 
     profiles: list[MigProfile] = []
+    instances: list[Made] = []
 
 
 def hardware(inventory: Inventory) -> Hardware:
@@ -235,6 +236,7 @@ def _gpus(rows: Collection[Any], slices: Collection[Any]) -> dict[str, list[GpuV
                 usable=bool(usable),
                 mig_enabled=mig_enabled,
                 profiles=profiles(mig) if len(mig) > 2 else {},
+                made=tuple(msgspec.json.decode(mig, type=GpuMig).instances) if len(mig) > 2 else (),
                 rented=_OF_MASK[rented.get(gpu_id, 0)],
                 leased=_OF_MASK[leased.get(gpu_id, 0)],
                 reclaimable=gpu_id in leased and gpu_id not in fixed,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from typing import Literal
 
@@ -20,6 +20,19 @@ class Profile(msgspec.Struct, frozen=True):
     placements: tuple[int, ...]
 
 
+class Made(msgspec.Struct, frozen=True):
+    """A MIG instance that a node tells of."""
+
+    profile: str
+    start: int
+    size: int
+
+    def hinders(self, profile: str, start: int, block: Collection[int]) -> bool:
+        """Whether it is in the way of one of a profile that begins there; the same one is not."""
+        mine = range(self.start, self.start + self.size)
+        return (self.profile, self.start) != (profile, start) and any(number in mine for number in block)
+
+
 class GpuView(msgspec.Struct, frozen=True, kw_only=True):
     """A GPU. `rented` and `leased` are its slices that rentals and inference leases have; `reclaimable` says that its
     lease may be ended for a rental."""
@@ -35,6 +48,8 @@ class GpuView(msgspec.Struct, frozen=True, kw_only=True):
     """there, valid, healthy, and not switched off by people"""
     mig_enabled: bool = False
     profiles: Mapping[str, Profile] = {}
+    made: tuple[Made, ...] = ()
+    """MIG instances that are on it, whoever made them"""
     rented: frozenset[int] = frozenset()
     leased: frozenset[int] = frozenset()
     reclaimable: bool = False

@@ -8,7 +8,7 @@ import pytest
 
 from marketplace.placement.capacity import GIB, Amount, Standing
 from marketplace.placement.choose import NoPlace, Placement, Rejected, Wanted, choose, fit
-from marketplace.placement.view import Core, GpuView, NodeView, Profile
+from marketplace.placement.view import Core, GpuView, Made, NodeView, Profile
 
 TB = 1 << 40
 _MIG = {"1g.10gb": Profile(1, tuple(range(7))), "3g.40gb": Profile(4, (0, 4)), "7g.80gb": Profile(8, (0,))}
@@ -157,6 +157,25 @@ def test_mig_goes_to_split_gpus_first_and_never_below_a_whole_one() -> None:
     assert (beside.gpu.number, beside.start) == (0, 2), "it is going to be split, whether its node has told or not"
     full = node(gpus=(one(0, False, set(range(8))),))
     assert refused(fit(full, small)).step == "gpu"
+
+
+def test_mig_instances_that_others_made_are_used_or_avoided() -> None:
+    def one(number: int, *made: Made) -> GpuView:
+        slot = f"0000:0{number}:00.0"
+        return GpuView(id=f"g{number}", number=number, pci_slot=slot, mig_enabled=True, profiles=_MIG, made=made)
+
+    def place(*gpus: GpuView, profile: str = "1g.10gb") -> tuple[int, int | None]:
+        (part,) = placed(fit(node(gpus=gpus), wanted(kind="Container", mig_profile=profile))).slices
+        return part.gpu.number, part.start
+
+    whole, same, other = Made("7g.80gb", 0, 8), Made("1g.10gb", 0, 1), Made("2g.20gb", 0, 2)
+    assert place(one(0, same)) == (0, 0) and place(one(0, other)) == (0, 2)
+    assert (
+        place(one(0, other), one(1), profile="7g.80gb")
+        == (1, 0)
+        == place(one(0, other), one(1, whole), profile="7g.80gb")
+    )
+    assert place(one(0, other), profile="7g.80gb") == (0, 0), "it may be gone by then"
 
 
 def test_dedicated_cores_are_whole_and_near_the_gpu() -> None:
