@@ -21,13 +21,14 @@ from marketplace.ledger.rules import Outcome
 log = logging.getLogger(__name__)
 
 AT_ONCE = 128
-"""Most of a call's runs that the engine has at a time."""
+"""Most of a call's runs that an engine is asked at a time."""
 
 
 class Answer:
     """Drives the runs of one call and tells its sink and its response how it went."""
 
-    def __init__(self, runs: list[Run], sink: Sink, created: int, timeout_s: float) -> None:
+    def __init__(self, runs: list[Run], sink: Sink, created: int, timeout_s: float, at_once: int = AT_ONCE) -> None:
+        """at_once: runs that the engine has at a time; those past it are begun when others end."""
         self.sink = sink
         self.created = created
         self.error: ApiError | None = None
@@ -41,6 +42,7 @@ class Answer:
         """Resolves when nothing more will come: settled, failed or abandoned."""
         self._runs = runs
         self._timeout_s = timeout_s
+        self._at_once = at_once
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._on_end: list[Callable[[], None]] = []
@@ -65,7 +67,7 @@ class Answer:
             if len(self._runs) == 1:
                 settlements = [await self._runs[0].drive(self.sink)]
             else:
-                settlements = await _all(self._runs, self.sink)
+                settlements = await _all(self._runs, self.sink, self._at_once)
             self.cost = sum(settlement.cost for settlement in settlements)
             counters = [run.counters for run in self._runs]
             self.usage = usage(settlements, counters, any(run.out_of_funds for run in self._runs))
@@ -114,9 +116,9 @@ class Answer:
             callback()
 
 
-async def _all(runs: list[Run], sink: Sink) -> list[Settlement]:
-    """Drive several runs at once; the first failure ends the others. Those past AT_ONCE are begun when others end."""
-    places = asyncio.Semaphore(AT_ONCE)
+async def _all(runs: list[Run], sink: Sink, at_once: int) -> list[Settlement]:
+    """Drive several runs, so many at once; the first failure ends the others."""
+    places = asyncio.Semaphore(at_once)
 
     async def drive(run: Run) -> Settlement:
         async with places:

@@ -146,6 +146,13 @@ CASES: dict[str, tuple[Any, Any]] = {
     ),
     "qwen3-biases": (Qwen3ForCausalLM, Qwen3Config(**SMALL, head_dim=16, attention_bias=True)),
 }
+WIDELY_RUN = ("llama", "mistral", "qwen2", "qwen3", "gemma2")
+"""Families that are run on the reference every day, too; the others' switches differ from theirs at loading alone."""
+RUNS = [
+    pytest.param(name, choice, marks=() if choice == "cpu" or name.startswith(WIDELY_RUN) else pytest.mark.slow)
+    for name in CASES
+    for choice in ("reference", "cpu")
+]
 PROMPT = [1, *torch.randint(3, 157, (38,), generator=torch.Generator().manual_seed(4)).tolist()]
 
 
@@ -179,8 +186,7 @@ def expected_tokens(model: Any) -> list[int]:
     return tokens
 
 
-@pytest.mark.parametrize("choice", ["reference", "cpu"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "choice"), RUNS)
 def test_family_is_transformers_own(
     name: str,
     choice: str,

@@ -13,6 +13,7 @@ import numpy as np
 import openai
 import pytest
 
+from engine.config import EngineConfig
 from gateway.inference.embeddings import EmbeddingAsk, shortened
 from gateway.inference.errors import ApiError
 
@@ -21,8 +22,9 @@ SIZE = 8
 
 @pytest.fixture(scope="module")
 def vectors(house_maker: Any) -> Iterator[Any]:
-    """A gateway in front of an embedding model with a context of 64 tokens."""
-    house = house_maker({"dimensions": SIZE, "max_context": 65, "max_running": 200, "max_queued": 0})
+    """A gateway in front of an embedding model with a context of 64 tokens, whose engine takes 24 texts at a time."""
+    script = {"dimensions": SIZE, "max_context": 65, "max_running": 16, "max_queued": 8}
+    house = house_maker(script, engine=EngineConfig(max_running=16, max_queued=8))
     yield house
     house.close()
 
