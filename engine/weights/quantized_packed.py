@@ -31,7 +31,7 @@ class GptqScheme:
         settings.choice("desc_act", (False, True), False)
         # The first format stores zeros less one
         self._less = 1 if settings.choice("checkpoint_format", ("gptq", "gptq_v2"), "gptq") == "gptq" else 0
-        settings.refuse("dynamic")
+        settings.refuse("dynamic", "is_marlin_format")
         self._dense = settings.names("modules_to_not_convert")
         self.name = f"gptq int{self._bits}"
 

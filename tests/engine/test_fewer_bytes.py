@@ -58,6 +58,7 @@ def test_a_cache_of_8_bit_floats_takes_half_and_gives_the_reference_s_tokens(fus
     assert [tokens[0] for tokens in full] == [tokens[0] for tokens in mine]
 
 
+@pytest.mark.slow
 def test_codes_and_an_8_bit_cache_on_the_gpu_s_kernels_give_the_reference_s_tokens(tmp_path: Path) -> None:
     pytest.importorskip("triton")
     make("awq", tmp_path)
@@ -74,4 +75,4 @@ def test_codes_and_an_8_bit_cache_on_the_gpu_s_kernels_give_the_reference_s_toke
 def test_every_layout_on_the_gpu_s_kernels_gives_the_reference_s_tokens(name: str, tmp_path: Path) -> None:
     pytest.importorskip("triton")
     make(name, tmp_path)
-    assert answers(tmp_path, "triton", 6)[0] == answers(tmp_path, "reference", 6)[0]
+    assert answers(tmp_path, "triton", 3, PROMPTS[:1])[0] == answers(tmp_path, "reference", 3, PROMPTS[:1])[0]

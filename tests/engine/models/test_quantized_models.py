@@ -10,16 +10,21 @@ import pytest
 import torch
 
 import kernels
+from engine.config import Quantize
+from engine.layers.linear import LayerLoader
+from engine.models.family import find_family
 from engine.models.registry import CausalLM
 from engine.weights.errors import WeightsError
 from engine.weights.quantize import quantizer
+from engine.weights.safetensors import SafetensorsCheckpoint
+from kernels.blocks import dequantize
 from kernels.interface import BlockQuantized, ScaledWeight
 from tests.engine.weights.quantized_checkpoints import CASES, make
 
 PROMPT = [1, *torch.randint(3, 97, (20,), generator=torch.Generator().manual_seed(4)).tolist()]
 
 
-DAILY = ("fp8-blocks", "compressed-int8", "compressed-int4-zeros", "gptq-v2-order", "awq")
+DAILY = ("fp8-blocks", "compressed-int4-zeros", "gptq-v2-order", "awq")
 """Those whose tests run every time; what is read of the others' headers does, too."""
 
 
@@ -52,7 +57,7 @@ def test_logits_and_tokens_are_those_of_the_dense_model(
     assert error < 0.1
 
 
-@pytest.mark.parametrize("choice", ["reference", "cpu"])
+@pytest.mark.parametrize("choice", ["cpu", pytest.param("reference", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("kind", "bound", "share"), [("int8", 0.1, 0.4), ("fp8", 0.3, 0.4), ("int4", 0.6, 0.4)])
 def test_dense_weights_are_quantised_as_they_are_loaded(
     kind: str, bound: float, share: float, choice: str, tmp_path: Path, load: Callable[..., CausalLM], paged_loop: Any
@@ -97,3 +102,28 @@ def test_routers_and_uneven_matrices_stay_dense() -> None:
     assert on_gpu is not None
     codes = on_gpu("model.layers.0.mlp.gate_proj.weight", wide)
     assert isinstance(codes, ScaledWeight) and (codes.format, codes.group) == ("int4", 64)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["int8", "fp8", "int4"])
+def test_codes_made_at_load_run_as_what_they_stand_for_on_the_gpu_s_kernels(
+    kind: Quantize, tmp_path: Path, paged_loop: Any
+) -> None:
+    pytest.importorskip("triton")
+    make("gptq", tmp_path / "codes").save_pretrained(tmp_path / "dense")
+    ops = kernels.table("cpu", "triton", 1, activation_bits=16)
+    checkpoint = SafetensorsCheckpoint(tmp_path / "dense")
+    codes = quantizer(kind, ops, "cpu")
+    assert codes is not None
+
+    def made_dense(name: str, matrix: torch.Tensor) -> torch.Tensor:
+        assert codes is not None
+        return dequantize(codes(name, matrix))
+
+    found = []
+    for quantize in (codes, made_dense):
+        loader = LayerLoader(checkpoint, ops, dtype=torch.float32, device="cpu", quantize=quantize)
+        model = find_family(checkpoint.config.architecture, tmp_path).load(loader, checkpoint.config, 128)
+        found.append((paged_loop(model).step([PROMPT[:7]]), loader.weight_bytes))
+    torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-3, atol=1e-3)
+    assert found[0][1] < 0.35 * found[1][1]

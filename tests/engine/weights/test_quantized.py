@@ -66,6 +66,7 @@ AWQ = CASES["awq"][1]
         ({**GPTQ, "group_size": 24}, "quantization_config.group_size' is 24, should be"),
         ({**GPTQ, "checkpoint_format": "marlin"}, "quantization_config.checkpoint_format' is 'marlin'"),
         ({**GPTQ, "dynamic": {"-:.*": {}}}, "quantization_config.dynamic' is"),
+        ({**GPTQ, "is_marlin_format": True}, "quantization_config.is_marlin_format' is True"),
         ({**AWQ, "version": "gemv"}, "quantization_config.version' is 'gemv'"),
         ({**AWQ, "zero_point": False}, "quantization_config.zero_point' is False"),
         ({**AWQ, "modules_to_not_convert": "lm_head"}, "modules_to_not_convert' should be a list of names"),

@@ -18,10 +18,10 @@ from tests.kernels.test_scaled import random_part
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2.0**-7, torch.float16: 2e-3}
 
 
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(
     seed=st.integers(0, 99),
-    rows=st.sampled_from([0, 1, 5, 16, 17, 70]),
+    rows=st.sampled_from([0, 1, 5, 16, 17]),
     n=st.sampled_from([1, 31, 40, 96]),
     k=st.sampled_from([32, 64, 96, 160, 200]),
     group=st.sampled_from([32, 64, 96, 1000]),
@@ -66,7 +66,7 @@ def test_8_bit_activations_meet_fp8_weights(rows: int, group: int) -> None:
     assert (mine - plain).norm() < 0.05 * plain.norm()
 
 
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(
     rows=st.integers(0, 2),
     inputs=st.sampled_from([1, 33, 4100]),
