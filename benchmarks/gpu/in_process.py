@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu import scenarios
-from benchmarks.gpu.streams import Stream
+from benchmarks.gpu.streams import Stream, StreamError
 from benchmarks.gpu.supervise import Context
 from benchmarks.gpu.workload import known_settings, workload
 from engine.client import EngineClient
@@ -132,6 +132,21 @@ def run(context: Context) -> None:
     asyncio.run(_run(context))
 
 
+async def rest(client: EngineClient, port: EnginePort, context: Context) -> None:
+    """Let the engine sleep, weights in host memory and nothing on the device, and wake it for a question."""
+    recorder = context.recorder
+    try:
+        async with asyncio.timeout(context.deadline.left):
+            recorder.figure("in process.to_sleep_s", (await client.rest(asleep=True)).seconds)
+            began = time.perf_counter()
+            recorder.figure("in process.to_wake_s", (await client.rest(asleep=False)).seconds)
+            stream = await port.start(range(1, 33), 4).done()
+            recorder.figure("in process.wake_and_answer_s", time.perf_counter() - began)
+            recorder.check("an engine that slept answers", stream.tokens == 4, f"{stream.tokens} of 4 tokens")
+    except (EngineError, StreamError, TimeoutError) as error:
+        recorder.check("an engine that slept answers", False, f"{type(error).__name__}: {error}")
+
+
 async def _run(context: Context) -> None:
     recorder, deadline, load = context.recorder, context.deadline, workload(context.tiny)
     settings = engine_settings(context, context.fact("model"))
@@ -147,7 +162,9 @@ async def _run(context: Context) -> None:
             scenarios.chat_lengths,
             scenarios.saturated,
         )
-        await scenarios.measure(EnginePort(client), load, recorder, deadline, asked)
+        port = EnginePort(client)
+        await scenarios.measure(port, load, recorder, deadline, asked)
+        await rest(client, port, context)
     if (first := recorder.record.figures.get("in process.ttft_128_ms")) is not None:
         recorder.fact("engine_ttft_128_ms", first)
     if context.tiny:  # nothing was compiled the first time

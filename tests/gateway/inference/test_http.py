@@ -66,7 +66,7 @@ def test_a_body_that_never_comes(make_house: Any) -> None:
     [
         ("GET", "/nowhere", (404, "unknown_url")),
         ("POST", "/", (404, "unknown_url")),
-        ("POST", "/v1/embeddings", (404, "unknown_url")),
+        ("POST", "/v1/nothing", (404, "unknown_url")),
         ("GET", "/v1/chat/completions", (404, "unknown_url")),
         ("GET", "/v1/chat/completions/abc", (404, "unknown_url")),
         ("GET", "/v1/models/", (404, "unknown_url")),
