@@ -227,7 +227,9 @@ def test_queries_are_answered_to_who_asks() -> None:
     scene.core.known["a"] = usage = wire.Usage(wire.Counters(prompt=1), None)
     scene.sessions.receive(ear, wire.UsageQuery(5, ["a", "b"]))
     scene.sessions.receive(ear, wire.SnapshotQuery(6))
-    reply, snapshot = ear.frames[1:]
+    scene.sessions.receive(ear, wire.AdapterQuery(7, "mine", "/folder"))
+    reply, snapshot, adapters = ear.frames[1:]
+    assert adapters == wire.AdapterReply(7, ["mine"])
     assert reply == wire.UsageReply(5, "e", {"a": usage})
     assert isinstance(snapshot, wire.Snapshot)
     assert snapshot.query_id == 6
