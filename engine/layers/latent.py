@@ -111,7 +111,8 @@ class LatentAttention:
         heads = q.reshape(tokens, s.heads, s.nope + s.rope)
         q_nope, q_turning = torch.split(heads, [s.nope, s.rope], dim=-1)
         queries = _interleaved(q_turning, self._into_latent(q_nope))
-        packed = torch.cat([queries.reshape(tokens, -1), _interleaved(turning, latent)], dim=-1)
+        width = s.heads * (s.rank + s.rope)
+        packed = torch.cat([queries.reshape(tokens, width), _interleaved(turning, latent)], dim=-1)
         turned = self._rope_and_cache(packed, s.heads, 1, batch.positions, batch.slots, self._cos_sin, cache, cache)
         mixed = self._heads.attend(turned, cache, cache, batch).view(tokens, s.heads, s.rank + s.rope)
         if rows is not None:
@@ -119,7 +120,7 @@ class LatentAttention:
         half = s.rope // 2
         parts: Sequence[Tensor] = torch.split(mixed, [half, s.rank // 2, half, s.rank // 2], dim=-1)
         values = self._out_of_latent(torch.cat([parts[1], parts[3]], dim=-1))
-        return self.output(values.reshape(mixed.shape[0], -1))
+        return self.output(values.reshape(mixed.shape[0], s.heads * s.value))
 
 
 def _interleaved(turning: Tensor, latent: Tensor) -> Tensor:

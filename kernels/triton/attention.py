@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.triton.architecture import Architecture, architecture
-from kernels.triton.attention_shape import AttentionShape, Tile, choose_tile, compiled_shapes, compiled_tiles
+from kernels.triton.attention_shape import LATENT, AttentionShape, Tile, choose_tile, compiled_shapes, compiled_tiles
 from kernels.triton.attention_split import SplitPlan, find_row, merge_parts, plan_splits
 from kernels.triton.configuration import POINTERS, Configuration
 from kernels.triton.dot import dot, narrow
@@ -338,7 +338,7 @@ FEATURES = {
 
 def configurations() -> Iterator[Configuration]:
     """What a launch compiles to, for every shape that is compiled ahead of time."""
-    for shape in compiled_shapes():
+    for shape in (*compiled_shapes(), LATENT):
         for tile, min_arch in compiled_tiles(shape):
             for feature, flags in FEATURES.items():
                 plain = shape.q_dtype == torch.bfloat16 and shape.page_size == 16 and shape.group == 4

@@ -124,7 +124,7 @@ def choose_tile(
         return _fit(Tile(16, 16, 8 if wide else 4, 1 if is_fp8 else 2), arch, shape)
     if shape.block_d > 256:
         # The results of few rows fill the registers
-        return _fit(Tile(16, 32, 8, 2), arch, shape)
+        return _fit(Tile(16, 16, 8, 2), arch, shape)
     grouped = min(64, power_of_two(shape.group))
     if deterministic:
         block_m = 32
@@ -157,6 +157,10 @@ def compiled_shapes() -> Iterator[AttentionShape]:
             yield AttentionShape(32, 8, head_dim, 16, q_dtype, kv_dtype)
     for q_heads, kv_heads, page_size in ((32, 8, 32), (32, 8, 64), (8, 8, 16), (9, 3, 16), (28, 4, 16), (71, 1, 16)):
         yield AttentionShape(q_heads, kv_heads, 128, page_size, torch.bfloat16, torch.bfloat16)
+
+
+LATENT = AttentionShape(128, 1, 576, 16, torch.bfloat16, torch.bfloat16)
+"""DeepSeek-V3's latent attention, compiled ahead of time, too: its one key head is its own values."""
 
 
 def compiled_tiles(shape: AttentionShape) -> Iterator[tuple[Tile, int]]:

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from kernels.triton.architecture import Architecture, architecture
 from kernels.triton.attention_shape import (
+    LATENT,
     AttentionShape,
     Tile,
     choose_tile,
@@ -234,7 +235,7 @@ def configurations() -> Iterator[Configuration]:
             hot=seqs == 256,
         )
     seen = set()
-    for shape in compiled_shapes():
+    for shape in (*compiled_shapes(), LATENT):
         for tile, min_arch in compiled_tiles(shape):
             constants = _merge_constants(shape, tile)
             name = f"{str(shape.q_dtype).removeprefix('torch.')} {' '.join(map(str, constants.values()))}"

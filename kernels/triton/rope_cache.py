@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton.attention_shape import AttentionShape, compiled_shapes, power_of_two
+from kernels.triton.attention_shape import LATENT, AttentionShape, compiled_shapes, power_of_two
 from kernels.triton.configuration import POINTERS, Configuration
 from kernels.triton.dot import narrow
 from kernels.triton.fp8 import encode_e4m3
@@ -206,16 +206,18 @@ def configurations() -> Iterator[Configuration]:
             for normed in (False, True):
                 if not normed or shape.head_dim == 128:
                     yield _configuration(shape, heads_of_program(tokens), normed)
+    for tokens in (1, 1024):
+        yield _configuration(LATENT, heads_of_program(tokens), False, shared=True)
 
 
-def _configuration(shape: AttentionShape, heads: int, normed: bool) -> Configuration:
+def _configuration(shape: AttentionShape, heads: int, normed: bool, *, shared: bool = False) -> Configuration:
     is_fp8 = shape.kv_dtype == torch.float8_e4m3fn
     float_pointer = POINTERS[shape.q_dtype]
     signature = dict.fromkeys(("out", "qkv"), float_pointer) | dict.fromkeys(("positions", "slots"), "*i32")
     signature |= dict.fromkeys(("keys", "values"), "*u8" if is_fp8 else POINTERS[shape.kv_dtype])
     signature |= {"cos_sin": "*fp32", "eps": "fp32"}
     norms, scales = dict.fromkeys(("q_norm", "k_norm"), float_pointer), dict.fromkeys(("k_scale", "v_scale"), "*fp32")
-    constants: dict[str, object] = {"FP8": is_fp8, "SHARED": False}
+    constants: dict[str, object] = {"FP8": is_fp8, "SHARED": shared}
     for given, arguments in ((normed, norms), (is_fp8, scales)):
         if given:
             signature |= arguments
