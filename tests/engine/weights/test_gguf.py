@@ -35,6 +35,7 @@ def test_every_format_comes_back(format: str, packed: bool, tmp_path: Path, gguf
     file = tmp_path / "m.gguf"
     expected = gguf_file(file, format)
     checkpoint = GGUFCheckpoint(file, packed=packed)
+    assert checkpoint.quantized == ("" if format in ("F32", "F16", "BF16") else format)
     # Repacked super-blocks round scales (Q4_K) or codes (Q6_K); everything else is exact
     tolerance = {"Q4_K": 2e-3, "Q6_K": 4e-3}.get(format, 0.0) if packed else 0.0
     for name in PLAIN:
