@@ -27,8 +27,18 @@ AT_ONCE = 128
 class Answer:
     """Drives the runs of one call and tells its sink and its response how it went."""
 
-    def __init__(self, runs: list[Run], sink: Sink, created: int, timeout_s: float, at_once: int = AT_ONCE) -> None:
-        """at_once: runs that the engine has at a time; those past it are begun when others end."""
+    def __init__(
+        self,
+        runs: list[Run],
+        sink: Sink,
+        created: int,
+        timeout_s: float,
+        at_once: int = AT_ONCE,
+        *,
+        together: bool = False,
+    ) -> None:
+        """at_once: runs that the engine has at a time; those past it are begun when others end. together: none is
+        settled before all are computed, so that a call that fails costs nothing."""
         self.sink = sink
         self.created = created
         self.error: ApiError | None = None
@@ -43,6 +53,7 @@ class Answer:
         self._runs = runs
         self._timeout_s = timeout_s
         self._at_once = at_once
+        self._together = together
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._on_end: list[Callable[[], None]] = []
@@ -67,7 +78,7 @@ class Answer:
             if len(self._runs) == 1:
                 settlements = [await self._runs[0].drive(self.sink)]
             else:
-                settlements = await _all(self._runs, self.sink, self._at_once)
+                settlements = await _all(self._runs, self.sink, self._at_once, together=self._together)
             self.cost = sum(settlement.cost for settlement in settlements)
             counters = [run.counters for run in self._runs]
             self.usage = usage(settlements, counters, any(run.out_of_funds for run in self._runs))
@@ -116,15 +127,31 @@ class Answer:
             callback()
 
 
-async def _all(runs: list[Run], sink: Sink, at_once: int) -> list[Settlement]:
+async def _all(runs: list[Run], sink: Sink, at_once: int, *, together: bool) -> list[Settlement]:
     """Drive several runs, so many at once; the first failure ends the others."""
     places = asyncio.Semaphore(at_once)
+    every: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    left = len(runs)
+
+    async def computed() -> None:
+        """One is computed: another may begin, and this one waits for the rest."""
+        nonlocal left
+        places.release()
+        left -= 1
+        if not left:
+            every.set_result(None)
+        await asyncio.shield(every)
 
     async def drive(run: Run) -> Settlement:
-        async with places:
-            if not run.begun:
-                run.begin()
+        await places.acquire()
+        if not run.begun:
+            run.begin()
+        if together:
+            return await run.drive(sink, computed)
+        try:
             return await run.drive(sink)
+        finally:
+            places.release()
 
     tasks = [asyncio.create_task(drive(run)) for run in runs]
     try:

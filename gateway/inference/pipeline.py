@@ -197,7 +197,14 @@ async def _admit(
         raise
     created = int(time.time())
     sink = _sink(services, exchange, ask, model, n * len(prompts), created)
-    admitted = Answer(runs, sink, created, services.limits.request_timeout_s, _at_once(model, n))
+    admitted = Answer(
+        runs,
+        sink,
+        created,
+        services.limits.request_timeout_s,
+        _at_once(model, n),
+        together=model.dimensions > 0,
+    )
     meters = services.telemetry.model(model.name)
     services.answers.add(admitted)
     meters.in_flight += 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from engine.generation import EngineError, GenerateRequest, Generation
 from engine.wire import Counters
@@ -122,8 +122,9 @@ class Run:
         if self._seat is not None and self._generation is not None:
             self._seat.began(self._generation.counters.cached)
 
-    async def drive(self, sink: Sink) -> Settlement:
-        """Write to the sink what the engine generates, and settle. Raises ApiError when it failed, settled too."""
+    async def drive(self, sink: Sink, computed: Callable[[], Awaitable[None]] | None = None) -> Settlement:
+        """Write to the sink what the engine generates, and settle, after a wait for `computed`. Raises ApiError when it
+        failed, settled too."""
         generation = self._generation
         assert generation is not None, "driven before it was begun"
         flow = self._flow = Flow(self, generation, sink)
@@ -138,6 +139,8 @@ class Run:
                 flow = self._flow = Flow(self, generation, sink)
                 await flow.run()
             counters = await generation.final()
+            if computed is not None:
+                await computed()
         except EngineError as error:
             self._refuse_or_fail(error, generation.counters)
             raise translate(error) from error

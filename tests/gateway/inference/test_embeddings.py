@@ -141,6 +141,19 @@ def test_an_engine_that_fails_is_not_paid_for(vectors: Any) -> None:
         vectors.script(fail_token=-1)
 
 
+def test_a_call_that_fails_in_the_middle_costs_nothing(vectors: Any) -> None:
+    """The engine takes less than it said: the 31st text is refused when others have long been computed."""
+    before = len(vectors.usage())
+    vectors.script(max_context=10)
+    try:
+        with pytest.raises(openai.BadRequestError, match="over the context of 10"):
+            vectors.client().embeddings.create(model="tiny", input=["a"] * 30 + ["b" * 20])
+        costs = [row[5] for row in vectors.usage()[before:]]
+        assert len(costs) >= 24 and set(costs) == {0}
+    finally:
+        vectors.script(max_context=65)
+
+
 def test_a_short_vector_is_as_long_as_the_whole() -> None:
     whole = array("f", [3.0, 0.0, 4.0]).tobytes()
     assert array("f", shortened(whole, 1)).tolist() == [5.0]
