@@ -39,7 +39,7 @@ from gateway.inference.http import Exchange, Receive, Scope, Send
 from gateway.inference.pipeline import Limits, Services
 from gateway.inference.reports import Reports
 from gateway.live_settings import LiveSettings
-from gateway.metering.clerk import ProcessClerk
+from gateway.metering.clerk import Clerk, ProcessClerk
 from gateway.metering.metering import Metering
 from gateway.settings import Paths, Settings
 from gateway.telemetry import CONTENT_TYPE, Telemetry
@@ -88,9 +88,11 @@ class Gateway:
         *,
         replica: MakeReplica | None = None,
         payments: PaymentProvider | None = None,
+        clerk: Callable[[str, str], Clerk] | None = ProcessClerk,
     ) -> None:
         """`served` are the models on offer, the first of which is in examples. `replica` makes other supervisors of
-        engines than the settings describe; without `payments`, they are made by hand. Raises WeightsError when a
+        engines than the settings describe; without `payments`, they are made by hand. `clerk` makes who writes the
+        ledger, from the database's address and the journal's name: a thread without one. Raises WeightsError when a
         tokenizer cannot be read, SettingError for what cannot be deployed.
         """
         check(served)
@@ -110,6 +112,7 @@ class Gateway:
         self.keys: KeyMap
         self.metering: Metering
         self.services: Services
+        self._clerk = clerk
         self._paths = Paths(settings.data)
         self._payments = payments or ManualProvider()
         self._database: Database | None = None
@@ -154,7 +157,7 @@ class Gateway:
         self._mcp = McpEndpoint(TABLE, self._management, self._observe)
         self._nodes = AgentDoor(self._management, self._observe, deprecated=self._deprecated_login)
         self.metering = await Metering.start(
-            self._paths.journal, database, clock=wall_us, monotonic=monotonic_us, clerk=ProcessClerk
+            self._paths.journal, database, clock=wall_us, monotonic=monotonic_us, clerk=self._clerk
         )
         self._started = True
         await asyncio.to_thread(self.keys.load)

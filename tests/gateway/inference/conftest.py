@@ -28,6 +28,7 @@ from gateway.app import Gateway, wall_us
 from gateway.bootstrap import Prepared, PriceTag, prepare
 from gateway.fleet.offers import Served, offers_of
 from gateway.fleet.replicas import Replica, State
+from gateway.metering.clerk import ProcessClerk
 from gateway.server import FrontServer, bind, make_server
 from gateway.settings import Settings
 from marketplace.ledger.audit import audit
@@ -81,7 +82,11 @@ class Reply(NamedTuple):
 class House:
     """One gateway in a thread of its own."""
 
-    def __init__(self, settings: Settings, prepared: Prepared, source: ModelSource, script: Script) -> None:
+    def __init__(
+        self, settings: Settings, prepared: Prepared, source: ModelSource, script: Script, *, clerk: bool
+    ) -> None:
+        """clerk: the ledger is written by a process of its own, as where a gateway really runs; by a thread, which
+        starts in no time, otherwise."""
         assert prepared.first is not None
         self.settings = settings
         self.first = prepared.first
@@ -96,6 +101,7 @@ class House:
         self.replicas: list[StandIn] = []
         self._prepared = prepared
         self._script = script
+        self._clerk = ProcessClerk if clerk else None
         self._folder = Path(tempfile.mkdtemp(prefix="hr-"))
         self._listener = bind("127.0.0.1", 0)
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
@@ -141,7 +147,7 @@ class House:
             self.replicas.append(made)
             return made
 
-        self.gateway = Gateway(self.settings, served, replica=replica)
+        self.gateway = Gateway(self.settings, served, replica=replica, clerk=self._clerk)
         try:
             self.gateway.launch()
             await self.gateway.start(self._prepared)
@@ -320,7 +326,7 @@ MakeHouse = Callable[..., House]
 def house_maker(quick_folder: Path, _template: Path, tiny_model: ModelSource, tokenizer: Tokenizer) -> MakeHouse:
     """Makes gateways; the caller closes them."""
 
-    def make(script: dict[str, Any] | None = None, **settings: Any) -> House:
+    def make(script: dict[str, Any] | None = None, *, clerk: bool = False, **settings: Any) -> House:
         data = Path(tempfile.mkdtemp(dir=quick_folder))
         shutil.copyfile(_template, data / "headrace.db")
         chosen = Settings(data=data, **settings)
@@ -328,7 +334,7 @@ def house_maker(quick_folder: Path, _template: Path, tiny_model: ModelSource, to
         prepared = prepare(chosen, MODEL, "http://127.0.0.1:1", clock=wall_us, tags=tags)
         reply = tuple(tokenizer.encode("Hello, wörld! "))
         described: dict[str, Any] = {"model": MODEL, "tokens": 32, "reply": reply, "eos": EOS, "vocab_size": 258}
-        return House(chosen, prepared, tiny_model, Script(**{**described, **(script or {})}))
+        return House(chosen, prepared, tiny_model, Script(**{**described, **(script or {})}), clerk=clerk)
 
     return make
 

@@ -113,7 +113,7 @@ def newcomer(house: House, email: str = "ada@example.com") -> Visitor:
 
 def test_from_registering_to_being_erased(make_house: MakeHouse, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chores, "MAIL_S", 0.02)
-    house = make_house()
+    house = make_house(clerk=True)
     ada = newcomer(house)
     me = ada.ask("/api/v1/auth/me")
     assert (me["email"], me["role"], me["totp_enabled"]) == ("ada@example.com", "user", False)
@@ -194,7 +194,7 @@ def test_a_running_gateway_tells_of_low_balances_and_ends_what_nobody_pays(
     for name in ("MAIL_S", "FUNDS_S", "PAYMENTS_S"):
         monkeypatch.setattr(chores, name, 0.02)
     monkeypatch.setattr(payment_worker, "PAUSE_US", 0)
-    house = make_house()
+    house = make_house(clerk=True)
     operator = admin(house)
     mine = {"account": {"ByUserIds": [operator.ask("/api/v1/auth/me")["id"]]}}
 

@@ -228,7 +228,7 @@ def test_a_balance_for_m_requests_admits_at_most_m(make_house: Any) -> None:
     """Each request of one token costs at most prompt × 20 + 60 nano-units; the balance covers five."""
     cost = PROMPT * 20 + 60
     balance = f"0.{5 * cost + cost // 2:09d}"
-    house = make_house({"tokens": 1000, "first_token_ms": 300.0}, first_balance=balance)
+    house = make_house({"tokens": 1000, "first_token_ms": 300.0}, first_balance=balance, clerk=True)
     results: list[str] = []
 
     def one() -> None:
@@ -249,7 +249,7 @@ def test_a_balance_for_m_requests_admits_at_most_m(make_house: Any) -> None:
 
 def test_an_answer_that_outgrows_the_balance_is_cut_and_says_so(make_house: Any) -> None:
     balance = f"0.{(PROMPT * 20 + 1500 * 60):09d}"
-    house = make_house({"tokens": 5000, "interval_ms": 1.0}, first_balance=balance)
+    house = make_house({"tokens": 5000, "interval_ms": 1.0}, first_balance=balance, clerk=True)
     answer = house.client().chat.completions.create(**CHAT)
     assert answer.choices[0].finish_reason == "length"
     assert answer.usage.model_extra["error"]["code"] == "insufficient_quota"
@@ -296,7 +296,7 @@ def test_the_same_on_postgresql(make_house: Any, postgres_url: str) -> None:
     with server.connect() as connection:
         connection.execute(text("CREATE DATABASE front_door"))
     server.dispose()
-    house = make_house(database_url=postgres_url.removesuffix("postgres") + "front_door")
+    house = make_house(database_url=postgres_url.removesuffix("postgres") + "front_door", clerk=True)
     answer = house.client().chat.completions.create(**CHAT)
     list(house.client().chat.completions.create(stream=True, **CHAT))
     assert [row[0] for row in house.usage()] == ["finished", "finished"]
