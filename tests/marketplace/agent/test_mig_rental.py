@@ -108,7 +108,7 @@ class House:
 
     async def work(self) -> None:
         """The node does what it should, and tells; its hardware, too."""
-        for _ in range(3):
+        for _ in range(2):
             await asyncio.to_thread(self.node.poll, inventory=self.hardware())
             self.keeper.desire(self.node.desired)
             self.now += 100 * SECOND
@@ -166,6 +166,7 @@ def test_parts_of_a_gpu_are_made_for_their_renters_and_go_with_them(house: House
     scenario(work, house, office)
 
 
+@pytest.mark.parametrize("fresh_database", ["sqlite"], indirect=True)
 def test_a_part_that_cannot_be_made_costs_nothing_and_leaves_nothing(house: House, office: Office) -> None:
     async def work(house: House, who: Caller) -> None:
         for break_it in (lambda: house.gpu.processes.update({0: [77]}), lambda: setattr(house.engine, "broken", True)):
