@@ -46,7 +46,26 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "Phi 4": ("Phi3ForCausalLM", "Phi3Config", {"rope_parameters": LONGROPE | {"partial_rotary_factor": 0.75}}),
     "Granite": ("GraniteForCausalLM", "GraniteConfig", {"residual_multiplier": 0.22, "attention_multiplier": 0.1}),
     "SmolLM 3": ("SmolLM3ForCausalLM", "SmolLM3Config", {"no_rope_layer_interval": 2}),
-}
+    "Mixtral": ("MixtralForCausalLM", "MixtralConfig", {"num_local_experts": 8, "num_experts_per_tok": 2}),
+    "Qwen 3 with experts": (
+        "Qwen3MoeForCausalLM",
+        "Qwen3MoeConfig",
+        {"head_dim": 64, "num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 96},
+    ),
+    "gpt-oss": (
+        "GptOssForCausalLM",
+        "GptOssConfig",
+        {"head_dim": 64, "sliding_window": 20, "num_local_experts": 8, "num_experts_per_tok": 4,
+         "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0}},
+    ),
+    "DeepSeek V3": (
+        "DeepseekV3ForCausalLM",
+        "DeepseekV3Config",
+        {"num_key_value_heads": 4, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 32,
+         "v_head_dim": 32, "q_lora_rank": 96, "n_routed_experts": 16, "num_experts_per_tok": 4, "n_group": 4,
+         "topk_group": 2, "moe_intermediate_size": 96, "first_k_dense_replace": 1},
+    ),
+}  # fmt: skip
 """Name → transformers' classes, and what of the configuration is not SHAPE."""
 CLOSE = 1e-3
 """Largest difference of a vector's numbers in float32"""
