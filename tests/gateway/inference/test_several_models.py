@@ -90,12 +90,13 @@ def test_a_move_waits_for_requests_and_requests_wait_for_a_move(make_house: Any)
 
 
 def test_a_model_makes_room_for_another_when_nobody_uses_it(make_house: Any) -> None:
-    house = make_house(more_models=("other",), memory_mib=800, wake_s=0.3)
+    house = make_house(more_models=("other",), memory_mib=800)
     assert (rest_of(house, "tiny"), rest_of(house, "other")) == (Rest.AWAKE, Rest.AWAY), "there is room for one"
     assert ask(house, "other").usage.completion_tokens == 32
     assert rest_of(house, "other") is Rest.AWAKE and rest_of(house, "tiny") is not Rest.AWAKE
     house.script(tokens=100_000, interval_ms=5.0)
     stream = house.client().chat.completions.create(model="other", messages=HELLO, stream=True)
+    house.do(lambda: setattr(house.gateway.fleet, "_wake_s", 0.1))
     with pytest.raises(openai.InternalServerError) as caught:
         ask(house, "tiny")
     assert (caught.value.status_code, caught.value.code) == (503, "service_unavailable")
