@@ -103,6 +103,7 @@ CASES: dict[str, tuple[Any, Any]] = {
 }
 
 
+SLOW = ("mixtral-window", "qwen3-moe-some-layers")
 INTERPRETED = ["qwen3-moe", "gpt-oss", "deepseek"]
 """One of each kind: the interpreter is slow."""
 
@@ -122,7 +123,9 @@ def make(name: str, folder: Path) -> Any:
     return model
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in CASES]
+)
 def test_family_is_transformers_own(
     name: str,
     tmp_path: Path,

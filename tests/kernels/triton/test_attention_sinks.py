@@ -17,13 +17,17 @@ HOPPER = Architecture(90, 4)
 
 @pytest.mark.parametrize(
     ("dtype", "window", "split"),
-    [(torch.float32, 0, True), (torch.float32, 33, True), (torch.bfloat16, 0, False)],
+    [
+        (torch.float32, 0, True),
+        pytest.param(torch.float32, 33, True, marks=pytest.mark.slow),
+        (torch.bfloat16, 0, False),
+    ],
     ids=str,
 )
 def test_a_sink_takes_its_part_once_however_keys_are_cut(
     batch: Callable, dtype: torch.dtype, window: int, split: bool
 ) -> None:
-    case = batch([(300, 1), (0, 5), (0, 0), (18, 3)], heads=(6, 2), dtype=dtype, padding_rows=2)
+    case = batch([(290, 1), (0, 0), (18, 3)], heads=(6, 1), dtype=dtype, padding_rows=2)
     sinks = torch.tensor([-30.0, -1.0, 0.0, 1.5, 5.0, 90.0])
     out = paged_attention(*case.arguments(), case.scale, window, sinks=sinks, split=split, arch=HOPPER)
     expected = reference.paged_attention(*case.arguments(), case.scale, window, sinks=sinks)

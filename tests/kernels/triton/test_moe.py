@@ -18,7 +18,7 @@ SMALL = (Tile(16, 32, 32, 4, 2), Tile(16, 32, 32, 4, 2))
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2.0**-6, torch.float16: 4e-3}
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(
     seed=st.integers(0, 99),
     routing=st.sampled_from(
@@ -43,7 +43,7 @@ def test_experts_are_chosen_as_defined(seed: int, routing: Routing, dtype: torch
     torch.testing.assert_close(weights, wanted, rtol=1e-5, atol=1e-6)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(
     ids=st.lists(st.integers(-1, 4), min_size=1, max_size=70),
     block_m=st.sampled_from([16, 32]),
@@ -96,7 +96,7 @@ def batch(tokens: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
 )
 def test_experts_run_as_defined(dtype: torch.dtype, activation: Activation, biased: bool) -> None:
     made = layer(dtype, biased=biased)
-    x, ids, scales = batch(21, dtype)
+    x, ids, scales = batch(19, dtype)
     packed = pack_experts(iter(made), 5, lambda part: part if isinstance(part, Tensor) else torch.empty(0))
     got = run_experts(x, packed, ids, scales, activation, tiles=SMALL)
     wanted = reference_moe.run_experts(x, reference_moe.pack_experts(made, 5), ids, scales, activation)
@@ -109,9 +109,9 @@ def test_experts_run_as_defined(dtype: torch.dtype, activation: Activation, bias
 def test_a_row_is_the_same_bits_whatever_is_beside_it() -> None:
     made = layer(torch.float32, biased=True)
     packed = pack_experts(made, 5, lambda part: part if isinstance(part, Tensor) else torch.empty(0))
-    x, ids, scales = batch(20, torch.float32)
+    x, ids, scales = batch(7, torch.float32)
     together = run_experts(x, packed, ids, scales, deterministic=True)
-    for t in (0, 10):
+    for t in (0, 3):
         alone = run_experts(x[t : t + 1], packed, ids[t : t + 1], scales[t : t + 1], deterministic=True)
         assert torch.equal(alone[0], together[t])
 
