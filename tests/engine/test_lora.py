@@ -309,6 +309,11 @@ def test_a_rank_over_the_limit_is_refused(folders: dict[str, Path]) -> None:
         core_of(folders, "two", max_lora_rank=4)
 
 
+def test_a_model_that_embeds_takes_no_adapters(folders: dict[str, Path]) -> None:
+    with pytest.raises(WeightsError, match="takes no adapters"):
+        model_of(folders["base"], task="embed")
+
+
 def test_adapters_are_named_once_with_a_folder() -> None:
     assert named(("a=/x", "b=/y=z")) == {"a": "/x", "b": "/y=z"}
     for wrong in (("a",), ("=x",), ("a=",), ("a=x", "a=y")):
