@@ -238,7 +238,10 @@ class Life(RuleBasedStateMachine):
         assert report.clean, "\n".join(report.lines())
 
 
-def _live(fresh: MakeDatabase, make_shop: Callable[[Database], Shop], examples: int, steps: int) -> list[Life]:
+def _live(
+    fresh: MakeDatabase, make_shop: Callable[[Database], Shop], examples: int, steps: int, same: bool = False
+) -> list[Life]:
+    """Live so many lives, the `same` ones each time or others."""
     lives: list[Life] = []
 
     def begin() -> Life:
@@ -247,13 +250,18 @@ def _live(fresh: MakeDatabase, make_shop: Callable[[Database], Shop], examples: 
 
     run_state_machine_as_test(
         begin,  # type: ignore[arg-type]  # any callable that makes a machine is called the same way
-        settings=settings(max_examples=examples, stateful_step_count=steps, suppress_health_check=list(HealthCheck)),
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=steps,
+            derandomize=same,
+            suppress_health_check=list(HealthCheck),
+        ),
     )
     return lives
 
 
 def test_a_random_life(fresh_database: MakeDatabase, make_shop: Callable[[Database], Shop]) -> None:
-    lives = _live(fresh_database, make_shop, examples=6, steps=50)
+    lives = _live(fresh_database, make_shop, examples=6, steps=50, same=True)
     assert any(life.paid for life in lives)
 
 

@@ -215,7 +215,10 @@ class People(RuleBasedStateMachine):
         assert report.clean, "\n".join(report.lines())
 
 
-def _live(fresh: MakeDatabase, make_shop: Callable[[Database], Shop], examples: int, steps: int) -> list[People]:
+def _live(
+    fresh: MakeDatabase, make_shop: Callable[[Database], Shop], examples: int, steps: int, same: bool = False
+) -> list[People]:
+    """Live so many lives, the `same` ones each time or others."""
     lives: list[People] = []
 
     def begin() -> People:
@@ -224,13 +227,18 @@ def _live(fresh: MakeDatabase, make_shop: Callable[[Database], Shop], examples: 
 
     run_state_machine_as_test(
         begin,  # type: ignore[arg-type]  # any callable that makes a machine is called the same way
-        settings=settings(max_examples=examples, stateful_step_count=steps, suppress_health_check=list(HealthCheck)),
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=steps,
+            derandomize=same,
+            suppress_health_check=list(HealthCheck),
+        ),
     )
     return lives
 
 
 def test_people_come_and_go(fresh_database: MakeDatabase, make_shop: Callable[[Database], Shop]) -> None:
-    lives = _live(fresh_database, make_shop, examples=2, steps=24)
+    lives = _live(fresh_database, make_shop, examples=2, steps=24, same=True)
     assert any(life.failures for life in lives)
 
 
