@@ -89,6 +89,8 @@ class Deployment:
         """What it does now: "loading", "waking", "leaving"; empty while it is settled. No request begins meanwhile."""
         self.visits = 0
         """Requests that use it."""
+        self.expected = 0
+        """Requests that wait for it to be awake: they use it from the moment it is, before they have seen it."""
         self.last_error: str | None = None
         """Why it could not be loaded, last time."""
         self.woke_in_s: float | None = None
@@ -131,11 +133,20 @@ class Deployment:
 
     async def arrive(self) -> Visit:
         """Begin to use it, and wake it where it is not awake. Raises NotNowError."""
-        while not self.awake:
-            await self.wake(self)
+        if not self.awake:
+            await self._awaken()
         self.visits += 1
         self._idle.clear()
         return Visit(self)
+
+    async def _awaken(self) -> None:
+        self.expected += 1
+        try:
+            while not self.awake:
+                await self.wake(self)
+        finally:
+            self.expected -= 1
+            self._tell()  # where it was in vain, others may have the room
 
     def left(self) -> None:
         """A request is over."""
@@ -161,12 +172,13 @@ class Deployment:
         """Its memory, for the decision who makes room."""
         replicas, needs = len(self.pool.replicas), self._needs
         asleep = 0 if self._on_device else needs.weights + needs.process
+        used = self.visits or self.moving or (self.expected and self.rest is Rest.AWAKE)
         return Holding(
             self.name,
             self.rest,
             replicas * (needs.weights + needs.cache + needs.process),
             replicas * asleep,
-            not self.visits and not self.moving and not self.manners.pinned,
+            not used and not self.manners.pinned,
             self._used_at,
         )
 

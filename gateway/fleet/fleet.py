@@ -76,9 +76,9 @@ class Fleet:
     # -- moves that are asked for -----------------------------------------------------------------------
 
     async def load(self, deployment: Deployment) -> None:
-        """Have a model awake. Raises NotNowError, StartError, NeverFitsError."""
-        while not deployment.awake:
-            await self._wake(deployment)
+        """Have a model awake, as a request does that uses it for a moment. Raises NotNowError."""
+        visit = await deployment.arrive()
+        visit.leave()
 
     async def sleep(self, deployment: Deployment) -> None:
         """Put a model to sleep once its requests have ended. Raises BusyError, EngineError."""

@@ -1,0 +1,77 @@
+"""Models that take turns in one memory: whoever waits for one gets it, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+from gateway.fleet.deployment import Deployment, Needs
+from gateway.fleet.fleet import Fleet
+
+
+class Engines:
+    """A pool whose engines start in an instant, or never."""
+
+    def __init__(self) -> None:
+        self.replicas = [SimpleNamespace(client=SimpleNamespace(connected=True, rest=self._rest))]
+        self.state, self.last_error = "ready", None
+        self.starts = 0
+
+    async def _rest(self, *, asleep: bool) -> None:
+        await asyncio.sleep(0)
+
+    def launch(self) -> None:
+        self.starts += 1
+
+    async def ready(self) -> None:
+        await asyncio.sleep(0)
+
+    async def stop(self, drain_s: float | None = None) -> None:
+        await asyncio.sleep(0)
+
+
+def run(scene: Callable[[], Awaitable[None]]) -> bool:
+    async def main() -> None:
+        async with asyncio.timeout(20):
+            await scene()
+
+    asyncio.run(main())
+    return True
+
+
+def house(*names: str) -> tuple[Fleet, list[Deployment], list[Any]]:
+    """A fleet with room for one, its models, and their engines."""
+    pools: list[Any] = [Engines() for _ in names]
+    clock = asyncio.get_running_loop().time
+    made = [Deployment(name, pool, Needs(weights=10), clock=clock, on_device=True) for name, pool in zip(names, pools)]
+    return Fleet(made, budget=10), made, pools
+
+
+def test_models_that_are_wanted_at_once_take_turns() -> None:
+    async def scene() -> None:
+        _, made, pools = house("a", "b", "c")
+        served: list[str] = []
+
+        async def ask(deployment: Deployment) -> None:
+            visit = await deployment.arrive()
+            served.append(deployment.name)
+            await asyncio.sleep(0)
+            visit.leave()
+
+        await asyncio.gather(*(ask(deployment) for deployment in made for _ in range(3)))
+        assert sorted(served) == sorted("abc" * 3)
+        assert [pool.starts for pool in pools] == [1, 1, 1], "each stays for those who waited for it"
+
+    assert run(scene)
+
+
+def test_admins_who_load_models_at_once_all_have_an_answer() -> None:
+    async def scene() -> None:
+        fleet, made, pools = house("a", "b")
+        await asyncio.gather(*(fleet.load(deployment) for deployment in made))
+        assert [pool.starts for pool in pools] == [1, 1]
+        assert [deployment.awake for deployment in made] == [False, True]
+
+    assert run(scene)
