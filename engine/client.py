@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from engine.detokenizer import HasVocabulary
 from engine.generation import EngineError, GenerateRequest, Generation
+from engine.network import Caller, DeniedError, Endpoint, new_nonce, tune
 from engine.sampling_params import SamplingParams
 from engine.wire import (
     PROTOCOL,
@@ -50,9 +51,11 @@ UNSENT_LIMIT = 64 << 20
 class EngineClient:
     """A connection to the engine at a socket. Belongs to one event loop; connect() may be called again after a loss."""
 
-    def __init__(self, socket_path: Path | str, tokenizer: HasVocabulary | None = None) -> None:
-        """Without a tokenizer everything works but generate()."""
-        self.socket_path = Path(socket_path)
+    def __init__(self, address: Path | str | Endpoint, tokenizer: HasVocabulary | None = None) -> None:
+        """`address` is the path of a Unix socket, or an endpoint on a network. Without a tokenizer everything works but
+        generate()."""
+        self.address = address
+        """Where the next connect() goes."""
         self.tokenizer = tokenizer
         self.welcome: Welcome | None = None
         """The engine's greeting on the latest connection."""
@@ -77,7 +80,8 @@ class EngineClient:
     async def connect(self, timeout_s: float = 10.0) -> Welcome:
         """Open the connection and wait for the greeting.
 
-        Raises EngineError: "engine_down" when nobody answers in time, "protocol" when the engine speaks another one.
+        Raises EngineError: "engine_down" when nobody answers in time, "protocol" when the engine speaks another one,
+        "denied" when one side does not know the secret of an endpoint.
         """
         if self._connection is not None:
             raise RuntimeError("the client is connected already")
@@ -86,10 +90,10 @@ class EngineClient:
         transport: asyncio.BaseTransport | None = None
         try:
             async with asyncio.timeout(timeout_s):
-                transport, connection = await loop.create_unix_connection(
-                    lambda: _Connection(self, greeting), str(self.socket_path)
-                )
+                transport, connection = await self._open(loop, greeting)
                 welcome = await greeting
+        except DeniedError as error:
+            raise EngineError("denied", str(error)) from error  # the connection has ended with it
         except (OSError, TimeoutError) as error:
             if transport is not None:
                 transport.close()
@@ -112,6 +116,15 @@ class EngineClient:
         self._lost.clear()
         self.welcome = welcome
         return welcome
+
+    async def _open(
+        self, loop: asyncio.AbstractEventLoop, greeting: asyncio.Future[Welcome]
+    ) -> tuple[asyncio.BaseTransport, _Connection]:
+        address = self.address
+        if not isinstance(address, Endpoint):
+            return await loop.create_unix_connection(lambda: _Connection(self, greeting), str(address))
+        caller = Caller(address.secret, new_nonce())
+        return await loop.create_connection(lambda: _Connection(self, greeting, caller), address.host, address.port)
 
     def _check(self, welcome: Welcome) -> None:
         if welcome.protocol != PROTOCOL:
@@ -295,9 +308,11 @@ class _Connection(asyncio.Protocol):
 
     transport: asyncio.Transport
 
-    def __init__(self, client: EngineClient, greeting: asyncio.Future[Welcome]) -> None:
+    def __init__(self, client: EngineClient, greeting: asyncio.Future[Welcome], caller: Caller | None = None) -> None:
+        """With a `caller`, the engine and this side prove to each other first that they know one secret."""
         self._client = client
         self._greeting = greeting
+        self._caller = caller
         self._reader = FrameReader()
         self._reason = "the connection was closed"
         self.lost: str | None = None
@@ -305,9 +320,17 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's transports are none by inheritance
+        if self._caller is not None:
+            tune(transport.get_extra_info("socket"))
 
     def data_received(self, data: bytes) -> None:
         try:
+            if self._caller is not None:
+                answer = self._caller.feed(data)
+                if answer is not None:
+                    self.transport.write(answer)
+                    return
+                data, self._caller = self._caller.rest, None
             for body in self._reader.feed(data):
                 if self._greeting.done():
                     self._client.on_frame(body)
@@ -315,6 +338,10 @@ class _Connection(asyncio.Protocol):
                     self._greet(body)
         except WireError as error:
             self._reason = str(error)
+            self.transport.abort()
+        except DeniedError as error:
+            if not self._greeting.done():  # by a caller that did not wait for it
+                self._greeting.set_exception(error)
             self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -10,18 +10,32 @@ import socket
 import sys
 from pathlib import Path
 
+from engine.network import SECRET_VARIABLE, STRANGER_S
+
 EXIT_CANNOT_START = 3
 """Exit status of a process that will not start however often it is tried: a bad configuration or model."""
 EXIT_STUCK = 4
 """Exit status of an engine one of whose steps did not end."""
+LISTENING = "listening at "
+"""Begins the line on standard output that says at which address on the network a process is ready."""
 LARGEST_ADDRESS = 107
 """Most bytes in the path of a Unix socket (sun_path, less the final zero)."""
 
 
-def arguments(description: str) -> argparse.ArgumentParser:
-    """The options that every engine process understands."""
+def arguments(description: str, *, network: bool = False) -> argparse.ArgumentParser:
+    """The options that every engine process understands, and with `network` those of one that may listen there."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--socket", type=Path, required=True, help="Unix socket to serve; it appears when ready")
+    parser.add_argument("--socket", type=Path, required=not network, help="Unix socket to serve; it appears when ready")
+    if network:
+        parser.add_argument(
+            "--listen",
+            metavar="HOST:PORT",
+            help="address on a private network to serve, port 0 for a free one; written to standard output when "
+            f"ready. Callers need the secret that is in {SECRET_VARIABLE}; nothing is encrypted",
+        )
+        parser.add_argument(
+            "--stranger-s", type=float, default=STRANGER_S, help="seconds that a caller has to prove that it knows it"
+        )
     parser.add_argument("--config", default="{}", help="EngineConfig as JSON")
     parser.add_argument(
         "--drain-s", type=float, default=30.0, help="on SIGTERM, seconds for running requests to finish"

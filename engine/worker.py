@@ -1,4 +1,4 @@
-"""The engine process: loads the model, serves its Unix socket, steps the core.
+"""The engine process: loads the model, serves its Unix socket or a TCP port or both, steps the core.
 
 One thread does it all, in this order, for as long as it lives: read what has arrived, step the core once, write each
 connection's share of the step. Reading and writing cost microseconds beside a step, new tokens leave in the moment in
@@ -19,15 +19,30 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
 from engine.config import EngineConfig
+from engine.network import (
+    MOST_STRANGERS,
+    STRANGER_S,
+    DeniedError,
+    Gate,
+    denied,
+    listen_at,
+    new_nonce,
+    read_address,
+    read_secret,
+    shown,
+    tune,
+)
 from engine.process import (
     EXIT_CANNOT_START,
     EXIT_STUCK,
+    LISTENING,
     arguments,
     die_with_parent,
     listen,
@@ -81,8 +96,10 @@ Load = Callable[[EngineConfig], LoadedCore]
 class Connection:
     """One client: a non-blocking socket, its partial frame, and the output that it has not taken yet."""
 
-    def __init__(self, sock: socket.socket, buffer_bytes: int) -> None:
+    def __init__(self, sock: socket.socket, buffer_bytes: int, gate: Gate | None = None) -> None:
         self.sock = sock
+        self.gate = gate
+        """What it has to pass before it is a client."""
         self.reader = FrameReader()
         self.broken: str | None = None
         """Why the connection has to be dropped."""
@@ -124,13 +141,27 @@ class Connection:
         del self._unsent[:sent]
 
 
+Listener = tuple[socket.socket, bytes | None]
+"""A socket that listens, and the secret of those who may connect to it: None where its file says who may."""
+
+
 class Server:
     """The loop of the engine process. run() returns when a drain has ended or the parent is gone."""
 
     def __init__(
-        self, listener: socket.socket, sessions: Sessions, *, drain_s: float, buffer_bytes: int, parent: int
+        self,
+        listeners: Sequence[Listener],
+        sessions: Sessions,
+        *,
+        drain_s: float,
+        buffer_bytes: int,
+        parent: int,
+        stranger_s: float = STRANGER_S,
     ) -> None:
-        self._listener = listener
+        self._listeners = listeners
+        self._stranger_s = stranger_s
+        self._strangers: dict[Connection, float] = {}
+        """Connections that have not proved themselves yet, the oldest first, and until when they may."""
         self._sessions = sessions
         self._drain_s = drain_s
         self._buffer_bytes = buffer_bytes
@@ -144,7 +175,8 @@ class Server:
 
     def run(self) -> None:
         """Serve until SIGTERM or SIGINT has drained the engine (a second one ends the drain), or the parent is gone."""
-        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        for listener, secret in self._listeners:
+            self._selector.register(listener, selectors.EVENT_READ, partial(self._accept, listener, secret))
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signal)
         # The handlers do nothing: the byte that the interpreter writes for each signal wakes the selector.
         signal.set_wakeup_fd(self._signalled.fileno(), warn_on_full_buffer=False)
@@ -174,7 +206,8 @@ class Server:
         """Seconds to sleep in the selector at most."""
         if self._sessions.has_work():
             return 0.0
-        deadlines = [d for d in (self._sessions.next_deadline(), self._drain_until) if d is not None]
+        stranger = next(iter(self._strangers.values()), None)
+        deadlines = [d for d in (self._sessions.next_deadline(), self._drain_until, stranger) if d is not None]
         return min([PARENT_CHECK_S, *(max(0.0, d - time.monotonic()) for d in deadlines)])
 
     def _poll(self, timeout: float) -> None:
@@ -186,25 +219,60 @@ class Server:
                     self._read(key.data)
             else:
                 key.data()
+        if self._strangers:
+            self._dismiss(time.monotonic())
         self._settle()
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket, secret: bytes | None) -> None:
         try:
-            sock, _ = self._listener.accept()
+            sock, _ = listener.accept()
         except OSError as error:  # the client gave up first, or descriptors ran out; neither may stop the engine
             log.warning("could not accept a connection: %s", error)
             return
         sock.setblocking(False)
-        connection = Connection(sock, self._buffer_bytes)
+        connection = Connection(sock, self._buffer_bytes, None if secret is None else Gate(secret, new_nonce()))
         self._connections.add(connection)
         self._selector.register(sock, selectors.EVENT_READ, connection)
-        self._sessions.join(connection)
+        if connection.gate is None:
+            self._sessions.join(connection)
+            return
+        try:
+            tune(sock)
+        except OSError as error:  # it has gone already
+            connection.broken = str(error)
+        self._strangers[connection] = time.monotonic() + self._stranger_s
+        if len(self._strangers) > MOST_STRANGERS:
+            next(iter(self._strangers)).broken = "too many that have not proved themselves"
+        connection.send(connection.gate.challenge)
+
+    def _dismiss(self, now: float) -> None:
+        """End connections that do not prove themselves in time."""
+        for connection, deadline in self._strangers.items():
+            if deadline <= now and connection.broken is None:
+                connection.broken = f"it has not proved itself within {self._stranger_s:g} s"
+
+    def _let_in(self, connection: Connection, gate: Gate, data: bytes) -> None:
+        """A stranger has said something: it is a client from now on, or it is dropped."""
+        try:
+            answer = gate.feed(data)
+        except DeniedError as error:
+            connection.send(denied(str(error)))
+            connection.broken = str(error)
+            return
+        if answer is not None:
+            connection.gate = None
+            del self._strangers[connection]
+            connection.send(answer)
+            self._sessions.join(connection)
 
     def _read(self, connection: Connection) -> None:
         try:
             data = connection.sock.recv(READ_BYTES)
             if not data:
                 connection.broken = "closed"
+            if connection.gate is not None:
+                self._let_in(connection, connection.gate, data)
+                return
             for body in connection.reader.feed(data):
                 self._sessions.receive(connection, decode_client(body))
         except BlockingIOError:
@@ -221,6 +289,7 @@ class Server:
                 self._selector.unregister(connection.sock)
                 connection.sock.close()
                 self._connections.discard(connection)
+                self._strangers.pop(connection, None)
                 self._sessions.leave(connection)
                 continue
             connection.writing = bool(connection.unsent)
@@ -265,7 +334,10 @@ def load_core(config: EngineConfig) -> LoadedCore:
 
 def main(argv: Sequence[str] | None = None, load: Load = load_core) -> int:
     """Run the engine process; return its exit status. A start that cannot succeed is one line, `error: …`, status 3."""
-    options = arguments("Headrace engine process").parse_args(argv)
+    parser = arguments("Headrace engine process", network=True)
+    options = parser.parse_args(argv)
+    if options.socket is None and options.listen is None:
+        parser.error("give --socket, --listen or both")
     faulthandler.enable()
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s.%(msecs)03d %(name)s %(message)s", datefmt="%H:%M:%S"
@@ -274,13 +346,19 @@ def main(argv: Sequence[str] | None = None, load: Load = load_core) -> int:
     started = time.monotonic()
     try:
         config = msgspec.json.decode(options.config, type=EngineConfig)
+        secret = b"" if options.listen is None else read_secret(os.environ)
+        address = None if options.listen is None else read_address(options.listen)
         log.info("loading %s", config.model)
         core = load(config)
         log.info("loaded in %.2f s", time.monotonic() - started)
         # What is loaded stays: without it, each full collection would walk all of the model's objects during a step.
         gc.collect()
         gc.freeze()
-        listener = listen(options.socket)
+        listeners: list[Listener] = []
+        if address is not None:
+            listeners.append((listen_at(*address), secret))
+        if options.socket is not None:
+            listeners.append((listen(options.socket), None))
     except (WeightsError, ValueError, OSError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
         return EXIT_CANNOT_START
@@ -288,19 +366,19 @@ def main(argv: Sequence[str] | None = None, load: Load = load_core) -> int:
         log.exception("loading failed")
         print(f"error: {type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
         return 1
-    return _serve(options, core, config, listener, parent, started)
+    return _serve(options, core, config, listeners, parent, started)
 
 
 def _serve(
     options: argparse.Namespace,
     core: LoadedCore,
     config: EngineConfig,
-    listener: socket.socket,
+    listeners: Sequence[Listener],
     parent: int,
     started: float,
 ) -> int:
-    path: Path = options.socket
-    inode = path.stat().st_ino
+    path: Path | None = options.socket
+    inode = path.stat().st_ino if path is not None else 0
     welcome = Welcome(
         protocol=PROTOCOL,
         epoch=core.epoch,
@@ -321,19 +399,24 @@ def _serve(
             faulthandler.dump_traceback(all_threads=True)
             print(f"error: {error}", file=sys.stderr, flush=True)
             server.give_up(f"{error}; the engine starts again")
-            remove(path, inode)
+            if path is not None:
+                remove(path, inode)
         finally:
             os._exit(EXIT_STUCK)  # no clean end is possible beside a thread that hangs
 
     watchdog = Watchdog(config.step_timeout_s, stuck, last_resort=True)
     sessions = Sessions(core, welcome, clock=time.monotonic, grace_s=options.grace_s, watch=watchdog)
     server = Server(
-        listener,
+        listeners,
         sessions,
         drain_s=options.drain_s,
         buffer_bytes=int(options.buffer_mib * 2**20),
         parent=parent,
+        stranger_s=options.stranger_s,
     )
+    for listener, secret in listeners:
+        if secret is not None:
+            print(f"{LISTENING}{shown(*listener.getsockname()[:2])}", flush=True)
     log.info(
         "ready in %.2f s: context %d, KV cache %d tokens", time.monotonic() - started, core.max_context, core.kv_tokens
     )
@@ -346,7 +429,8 @@ def _serve(
         return 1
     finally:
         watchdog.stop()
-        remove(path, inode)
+        if path is not None:
+            remove(path, inode)
     return 0
 
 
