@@ -192,7 +192,7 @@ class Deployment:
         try:
             async with _Move(self, "loading"):
                 self.pool.launch()
-                await self.pool.ready()
+                await self.pool.ready(once=True)  # others wait for this move to be over
                 self.rest, self.last_error = Rest.AWAKE, None
         except BaseException as error:  # a cancelled one, too, leaves no engine half started
             if isinstance(error, StartError):

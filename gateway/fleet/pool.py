@@ -62,9 +62,9 @@ class Pool:
         for replica in self.replicas:
             replica.launch()
 
-    async def ready(self) -> None:
-        """Wait until every replica answers. StartError where one never will."""
-        await asyncio.gather(*(replica.ready() for replica in self.replicas))
+    async def ready(self, *, once: bool = False) -> None:
+        """Wait until every replica answers. StartError where one never will; `once`: where a start fails."""
+        await asyncio.gather(*(replica.ready(once=once) for replica in self.replicas))
 
     async def stop(self, drain_s: float | None = None) -> None:
         """Drain and end every replica."""

@@ -152,12 +152,13 @@ class Replica:
         self._supervisor = asyncio.create_task(self._supervise(), name=f"replica {self.socket_path.name}")
         self._supervisor.add_done_callback(self._given_up)
 
-    async def ready(self) -> None:
-        """Wait until the engine answers. Raises StartError when it never will: it refuses to start, or was stopped."""
-        while self.state not in (State.READY, State.STOPPED):
+    async def ready(self, *, once: bool = False) -> None:
+        """Wait until the engine answers. Raises StartError when it never will: it refuses to start, or was stopped;
+        `once`: when a start fails, though the next one may not."""
+        while self.state not in (State.READY, State.STOPPED) and not (once and self.state is State.DOWN):
             await self._changed.wait()
-        if self.state is State.STOPPED:
-            raise StartError(self._fatal or "the engine was stopped")
+        if self.state is not State.READY:
+            raise StartError(self._fatal or (once and self.last_error) or "the engine was stopped")
 
     async def start(self) -> None:
         """launch() and wait until ready(). A bad configuration or model is a StartError, not endless restarts."""

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from gateway.fleet.deployment import Deployment, Needs
+import pytest
+
+from engine.config import EngineConfig
+from gateway.fleet.budget import Rest
+from gateway.fleet.deployment import Deployment, Needs, NotNowError
 from gateway.fleet.fleet import Fleet
+from gateway.fleet.pool import Pool
+from gateway.fleet.replicas import Replica
 
 
 class Engines:
@@ -25,7 +32,7 @@ class Engines:
     def launch(self) -> None:
         self.starts += 1
 
-    async def ready(self) -> None:
+    async def ready(self, *, once: bool = False) -> None:
         await asyncio.sleep(0)
 
     async def stop(self, drain_s: float | None = None) -> None:
@@ -73,5 +80,25 @@ def test_admins_who_load_models_at_once_all_have_an_answer() -> None:
         await asyncio.gather(*(fleet.load(deployment) for deployment in made))
         assert [pool.starts for pool in pools] == [1, 1]
         assert [deployment.awake for deployment in made] == [False, True]
+
+    assert run(scene)
+
+
+def test_an_engine_that_dies_at_its_start_is_tried_again_by_the_next_who_asks(tmp_path: Path) -> None:
+    async def scene() -> None:
+        replica = Replica(
+            EngineConfig(),
+            socket_path=tmp_path / "engine.sock",
+            log_path=tmp_path / "engine.log",
+            command=["/bin/sh", "-c", "echo error: out of memory; exit 137", "engine"],
+        )
+        clock = asyncio.get_running_loop().time
+        broken, other = Deployment("a", Pool([replica]), clock=clock), Deployment("b", Pool([replica]), clock=clock)
+        fleet = Fleet([broken, other])
+        for _ in range(2):
+            with pytest.raises(NotNowError, match="cannot be loaded"):
+                await fleet.load(broken)
+            assert (broken.rest, broken.last_error, replica.pid) == (Rest.AWAY, "out of memory", None)
+        await fleet.unload(other)  # nobody stands in the way of other moves
 
     assert run(scene)

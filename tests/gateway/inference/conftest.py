@@ -49,7 +49,7 @@ class StandIn(Replica):
     def launch(self) -> None:
         self._become(State.STARTING)
 
-    async def ready(self) -> None:
+    async def ready(self, *, once: bool = False) -> None:
         await self.client.connect()
         self._become(State.READY)
 
