@@ -198,7 +198,9 @@ class PaddedSteps:
         at = torch.arange(layout.max_tokens, dtype=torch.int32, device=of_row.device)
         seqs = torch.searchsorted(into.q_starts[1:], at, right=True).clamp_(max=layout.max_seqs - 1)
         rows = layout.seqs_of(self._view(layout))[0][seqs].to(torch.int64)
-        return torch.where(into.token_ids < 0, -1, of_row[rows])
+        padding = into.token_ids < 0
+        # Behind its sequences the buffer holds whatever earlier steps left there, which is no row
+        return torch.where(padding, -1, of_row[torch.where(padding, 0, rows)])
 
     def _choose(self, rows: int, kind: int) -> Chosen:
         whole = self._inputs

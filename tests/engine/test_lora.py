@@ -153,6 +153,18 @@ def test_a_mixed_batch_says_what_the_merged_models_say(
     assert core.snapshot().cached_tokens == 3 * 16
 
 
+def test_padding_asks_for_no_row(folders: dict[str, Path], expected: dict[str, list[int]]) -> None:
+    """A prompt beside a decode, with room for one more: where its row would be, an earlier step left a position."""
+    core = core_of(folders, "one", graphs="on", max_running=3)
+    submit(core, "a", "one")
+    said: list[int] = []
+    for _ in range(8):
+        said += unpack_tokens(core.step()[0].tokens)
+    submit(core, "b", "one")
+    ended = finish(core)
+    assert said + ended["a"][0] == ended["b"][0] == expected["one"]
+
+
 def test_drawn_tokens_do_not_depend_on_who_else_runs(folders: dict[str, Path]) -> None:
     alone, together = [], core_of(folders, "one", "two")
     for name in ("", "one", "two"):
