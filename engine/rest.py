@@ -28,6 +28,9 @@ from engine.wire import AdapterQuery, AdapterReply, Progress, Refused, Snapshot,
 
 log = logging.getLogger("engine.rest")
 
+RETRY_S = 1.0
+"""When one who could not be woken is worth another try."""
+
 
 class RestingCore:
     """An EngineCore that may sleep; see engine.worker.LoadedCore. One thread calls all of it."""
@@ -42,7 +45,6 @@ class RestingCore:
         self.max_context = core.max_context
         self.kv_tokens = core.kv_tokens
         self.vocab_size = core.vocab_size
-        self.dimensions = core.dimensions
         self.dimensions = core.dimensions
         self.epoch = core.epoch
         # The new one has the size of this one, whatever is free by then.
@@ -106,7 +108,11 @@ class RestingCore:
 
     def submit(self, submit: Submit) -> Refused | None:
         """Queue a sequence, or say why not. Who sleeps is woken."""
-        return self.awake.submit(submit)
+        try:
+            core = self.awake
+        except RuntimeError as error:  # others have taken the device's memory since
+            return Refused(submit.request_id, "overloaded", f"the engine cannot wake: {error}", RETRY_S)
+        return core.submit(submit)
 
     def abort(self, request_id: str) -> None:
         """End a sequence."""
@@ -136,7 +142,11 @@ class RestingCore:
 
     def adapter(self, query: AdapterQuery) -> AdapterReply:
         """Load or unload an adapter, between two steps. Who sleeps is woken: weights are where they are used."""
-        return answer(adapters_of(self.awake.model), query)
+        try:
+            model = self.awake.model
+        except RuntimeError as error:  # as above
+            return AdapterReply(query.query_id, [], f"the engine cannot wake: {error}")
+        return answer(adapters_of(model), query)
 
     def in_flight(self) -> list[InFlight]:
         """What is being computed."""
@@ -148,8 +158,18 @@ class ParkedWeights:
     """Tensors whose memory is given back, and their content in host memory, pinned where there is a GPU."""
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
-        """Copy and free them. Tensors that share memory are parked once."""
+        """Copy and free them. Tensors that share memory are parked once. RuntimeError where host memory does not do:
+        then all are where they were."""
         self._parked: list[tuple[torch.UntypedStorage, Tensor]] = []
+        try:
+            self._park(tensors)
+        except RuntimeError:
+            self.bring_back()
+            raise
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def _park(self, tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:
             storage = tensor.untyped_storage()
             if not storage.size():
@@ -159,8 +179,6 @@ class ParkedWeights:
             host.copy_(whole)
             storage.resize_(0)
             self._parked.append((storage, host))
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
 
     @property
     def bytes(self) -> int:

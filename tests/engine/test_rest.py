@@ -15,7 +15,7 @@ from engine.core import EngineCore
 from engine.generation import EngineError
 from engine.rest import ParkedWeights, RestingCore, tensors_of
 from engine.sampling_params import SamplingParams
-from engine.wire import Submit, pack_tokens, unpack_tokens
+from engine.wire import AdapterQuery, Submit, pack_tokens, unpack_tokens
 from tests.engine.processes import engine
 from tests.engine.tiny_models import tiny_checkpoint
 
@@ -73,6 +73,23 @@ def test_a_request_wakes_it(checkpoint: Path) -> None:
     assert answer(core, "b") == before and not core.asleep
 
 
+def test_who_cannot_wake_it_is_told_and_it_lives(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    core = load(checkpoint)
+    before = answer(core, "a")
+    core.rest(True)
+    submit = Submit(request_id="b", prompt=pack_tokens(PROMPT), params=SamplingParams(max_tokens=3))
+
+    def full(*_: Any, **__: Any) -> EngineCore:
+        raise torch.OutOfMemoryError("no room on the device")
+
+    with monkeypatch.context() as taken:
+        taken.setattr("engine.rest.EngineCore", full)
+        refused = core.submit(submit)
+        assert refused is not None and refused.code == "overloaded" and "no room" in refused.message
+        assert "no room" in core.adapter(AdapterQuery(1, "one")).error and core.asleep
+    assert answer(core, "b") == before
+
+
 def test_it_does_not_sleep_over_requests(checkpoint: Path) -> None:
     core = load(checkpoint)
     params = SamplingParams(max_tokens=3, ignore_eos=True)
@@ -107,6 +124,22 @@ def test_weights_are_parked_and_brought_back_bit_by_bit() -> None:
     assert all(tensor.untyped_storage().size() == 0 for tensor in tensors)
     parked.bring_back()
     assert all(torch.equal(tensor, copy) for tensor, copy in zip(tensors, kept, strict=True))
+
+
+def test_weights_that_cannot_all_be_parked_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = torch.randn(6, 4), torch.randn(3, 3)
+    kept = [first.clone(), second.clone()]
+    empty = torch.empty
+
+    def full(*size: Any, **kinds: Any) -> torch.Tensor:
+        if size == (second.nbytes,):
+            raise RuntimeError("no host memory is left")
+        return empty(*size, **kinds)
+
+    monkeypatch.setattr(torch, "empty", full)
+    with pytest.raises(RuntimeError, match="no host memory"):
+        ParkedWeights([first, second])
+    assert torch.equal(first, kept[0]) and torch.equal(second, kept[1])
 
 
 def test_it_is_asked_over_the_wire(tmp_path: Path) -> None:
