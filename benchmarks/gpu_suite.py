@@ -58,6 +58,7 @@ SECTIONS = (
     Section("choice", "benchmarks.gpu.choosing", 40, needs=("triton",)),
     Section("equality", "benchmarks.gpu.equality", 60, needs=(*ENGINE, "transformers")),
     Section("families", "benchmarks.gpu.families", 60, needs=("triton", *ENGINE, "transformers")),
+    Section("adapters", "benchmarks.gpu.adapters", 40, needs=("triton", *ENGINE, "transformers")),
     Section("in process", "benchmarks.gpu.in_process", 130, least_s=10, needs=ENGINE),
     Section("http", "benchmarks.gpu.over_http", 150, least_s=10, needs=GATEWAY),
     Section("roofline", "benchmarks.gpu.roofline", 50, needs=("triton",)),

@@ -95,12 +95,19 @@ def open_core(context: Context, folder: Path, **settings: Any) -> EngineCore:
     return EngineCore(config, model, ops, device=open_device(config.device), free_bytes=1 << 28)
 
 
-def serve(core: EngineCore, prompts: Sequence[Sequence[int]], tokens: int) -> tuple[list[Answer], list[bytes]]:
-    """All prompts at once, greedily: answers, and vectors where the model embeds. Raises RuntimeError."""
+def serve(
+    core: EngineCore, prompts: Sequence[Sequence[int]], tokens: int, adapters: Sequence[str] = ()
+) -> tuple[list[Answer], list[bytes]]:
+    """All prompts at once, greedily, each with its adapter: answers, and vectors where the model embeds. Raises
+    RuntimeError."""
     params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True, logprobs=TOP)
     found, vectors = [Answer() for _ in prompts], [b""] * len(prompts)
     for index, prompt in enumerate(prompts):
-        if refused := core.submit(Submit(request_id=str(index), prompt=pack_tokens(prompt), params=params)):
+        asked = Submit(
+            request_id=str(index), prompt=pack_tokens(prompt), params=params,
+            adapter=adapters[index] if adapters else "",
+        )  # fmt: skip
+        if refused := core.submit(asked):
             raise RuntimeError(refused.message)
     while core.has_work():
         for said in core.step():
