@@ -17,6 +17,7 @@ import orjson
 from engine.generation import EngineError
 from engine.lora_names import named
 from gateway.admission.keymap import KeyState
+from gateway.fleet.budget import Rest
 from gateway.fleet.catalogue import Catalogue, Model
 from gateway.fleet.deployment import Deployment
 from gateway.fleet.replicas import Replica
@@ -71,7 +72,7 @@ async def load(services: Services, fleet: Iterable[Deployment], database: Databa
         raise errors.invalid("lora_name", f"A model '{ask.lora_name}' is on offer already.")
     visit = await visit_to(base)
     try:
-        replicas = _replicas(fleet, base)
+        replicas = _deployment(fleet, base).pool.replicas
         await _load_all(replicas, ask)
     finally:
         visit.leave()
@@ -90,20 +91,27 @@ async def unload(services: Services, fleet: Iterable[Deployment], database: Data
     model = services.catalogue.find(ask.lora_name)
     if model is None or not model.adapter:
         raise ApiError(404, f"There is no adapter '{ask.lora_name}'.", code="model_not_found", param="lora_name")
-    visit = await visit_to(model)
+    # A model that is away is not loaded for this: what it could not be loaded with may be this very adapter.
+    deployment = _deployment(fleet, model)
+    visit = None if deployment.rest is Rest.AWAY and not deployment.moving else await visit_to(model)
+    failure: EngineError | None = None
     try:
         services.catalogue.remove(model.name)
-        for replica in _replicas(fleet, model):
+        for replica in deployment.pool.replicas:
             kept = tuple(one for one in replica.config.lora if not one.startswith(f"{model.name}="))
             replica.config = msgspec.structs.replace(replica.config, lora=kept)
-            if replica.client.connected:
-                await replica.client.adapter(model.name)
-    except EngineError as error:
-        raise errors.unavailable(
-            f"An engine did not unload it: {error.message}. It is not offered any more."
-        ) from error
+            try:
+                if replica.client.connected:
+                    await replica.client.adapter(model.name)
+            except EngineError as error:  # the others forget it all the same
+                failure = error
     finally:
-        visit.leave()
+        if visit is not None:
+            visit.leave()
+    if failure is not None:
+        raise errors.unavailable(
+            f"An engine did not unload it: {failure.message}. It is not offered any more."
+        ) from failure
     await exchange.json(200, orjson.dumps({"object": "lora_adapter", "id": model.name, "deleted": True}))
 
 
@@ -133,8 +141,8 @@ def _base(catalogue: Catalogue, name: str) -> Model:
     raise errors.model_not_found(name)
 
 
-def _replicas(fleet: Iterable[Deployment], model: Model) -> tuple[Replica, ...]:
-    return next(deployment.pool.replicas for deployment in fleet if deployment.name == model.base)
+def _deployment(fleet: Iterable[Deployment], model: Model) -> Deployment:
+    return next(deployment for deployment in fleet if deployment.name == model.base)
 
 
 async def _load_all(replicas: Sequence[Replica], ask: LoadAsk) -> None:

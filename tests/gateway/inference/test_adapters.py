@@ -12,6 +12,7 @@ import openai
 import pytest
 
 from gateway.cli import make_parser, read_settings
+from gateway.fleet.replicas import StartError
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
 
@@ -58,6 +59,27 @@ def test_an_adapter_comes_is_used_and_goes_while_it_is_used(make_house: Any) -> 
     assert "mine" in caught.value.message
     settled = {row[0]: row[5] for row in house.usage()}
     assert set(settled) == {"finished", "refused"} and settled["finished"] > 0 == settled["refused"]
+
+
+def test_an_adapter_goes_though_its_model_cannot_be_loaded_or_an_engine_has_lost_it(
+    make_house: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = make_house(replicas=2)
+    for name in ("gone", "lost"):
+        assert post(house, "load_lora_adapter", lora_name=name, lora_path=f"/adapters/{name}")[0] == 200
+    house.do(house.engines[0].core.adapters.clear)
+    status, answer = post(house, "unload_lora_adapter", lora_name="lost")
+    assert (status, answer["error"]["code"]) == (503, "service_unavailable")
+    assert house.engines[1].core.adapters == ["gone"], "the other engine has forgotten it"
+
+    async def broken(self: Any, *, once: bool = False) -> None:
+        raise StartError("/adapters/gone/adapter_config.json: cannot be read")
+
+    assert post(house, "unload_model", model="tiny")[0] == 200
+    monkeypatch.setattr(type(house.replica), "ready", broken)
+    assert post(house, "load_model", model="tiny")[0] == 503
+    assert post(house, "unload_lora_adapter", lora_name="gone")[0] == 200
+    assert [replica.config.lora for replica in house.replicas] == [(), ()], "it can be loaded again"
 
 
 def test_what_cannot_be_loaded_is_refused_by_field(shared: Any) -> None:
