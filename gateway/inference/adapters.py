@@ -8,6 +8,7 @@ settings of its engines, so that one that starts again has it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
@@ -64,8 +65,11 @@ async def load(services: Services, fleet: Iterable[Deployment], database: Databa
     """Load an adapter into every engine of its base, or into none. Raises ApiError."""
     ask = await _read(services, database, exchange, LoadAsk)
     base = _base(services.catalogue, ask.base_model)
-    if not ask.lora_name or "=" in ask.lora_name or len(ask.lora_name) > 200:
-        raise errors.invalid("lora_name", "lora_name must have 1 to 200 characters, none of them '='.")
+    name = ask.lora_name
+    if not name or "=" in name or len(name) > 200 or not name.isprintable():
+        raise errors.invalid(
+            "lora_name", "lora_name must have 1 to 200 characters that can be shown, none of them '='."
+        )
     if not ask.lora_path:
         raise errors.invalid("lora_path", "lora_path must name a folder.")
     if services.catalogue.find(ask.lora_name) is not None:
@@ -74,6 +78,9 @@ async def load(services: Services, fleet: Iterable[Deployment], database: Databa
     try:
         replicas = _deployment(fleet, base).pool.replicas
         await _load_all(replicas, ask)
+        if services.catalogue.find(ask.lora_name) is not None:  # by now: of another base
+            await _forget(replicas, ask.lora_name)
+            raise errors.invalid("lora_name", f"A model '{ask.lora_name}' is on offer already.")
     finally:
         visit.leave()
     for replica in replicas:
@@ -153,9 +160,14 @@ async def _load_all(replicas: Sequence[Replica], ask: LoadAsk) -> None:
             await replica.client.adapter(ask.lora_name, ask.lora_path)
             done.append(replica)
     except EngineError as error:
-        for replica in done:
-            if replica.client.connected:
-                await replica.client.adapter(ask.lora_name)
+        await _forget(done, ask.lora_name)
         if error.code == "invalid":
             raise errors.invalid("lora_path", f"The adapter is not loaded: {error.message}.") from error
         raise errors.unavailable("An engine of the model does not answer. Please retry shortly.") from error
+
+
+async def _forget(replicas: Iterable[Replica], name: str) -> None:
+    """Undo a load. An engine that goes meanwhile forgets it anyway."""
+    for replica in replicas:
+        with contextlib.suppress(EngineError):
+            await replica.client.adapter(name)

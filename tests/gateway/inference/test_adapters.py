@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import json
+import threading
 import urllib.error
 import urllib.request
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 
 from gateway.cli import make_parser, read_settings
 from gateway.fleet.replicas import StartError
+from gateway.inference import adapters
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
 
@@ -82,11 +85,33 @@ def test_an_adapter_goes_though_its_model_cannot_be_loaded_or_an_engine_has_lost
     assert [replica.config.lora for replica in house.replicas] == [(), ()], "it can be loaded again"
 
 
+def test_of_two_bases_that_load_a_name_at_once_one_has_it(make_house: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    house = make_house(more_models=("other",))
+    both = threading.Barrier(2)
+    load_all = adapters._load_all
+
+    async def together(replicas: Any, ask: Any) -> None:
+        await load_all(replicas, ask)
+        await asyncio.to_thread(both.wait, 10)
+
+    monkeypatch.setattr(adapters, "_load_all", together)
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        asked = [
+            pool.submit(post, house, "load_lora_adapter", lora_name="x", lora_path="/x", base_model=base)
+            for base in ("tiny", "other")
+        ]
+        answers = sorted((one.result(20) for one in asked), key=lambda answer: answer[0])
+    assert [status for status, _ in answers] == [200, 400] and answers[1][1]["error"]["param"] == "lora_name"
+    kept = {base: engine.core.adapters for base, engine in zip(("tiny", "other"), house.engines)}
+    assert [base for base, names in kept.items() if names] == [answers[0][1]["base_model"]]
+
+
 def test_what_cannot_be_loaded_is_refused_by_field(shared: Any) -> None:
     refusals = [
         ({"lora_name": "x"}, "lora_path"),
         ({"lora_name": "", "lora_path": "/x"}, "lora_name"),
         ({"lora_name": "a=b", "lora_path": "/x"}, "lora_name"),
+        ({"lora_name": "a\0b", "lora_path": "/x"}, "lora_name"),
         ({"lora_name": "x", "lora_path": ""}, "lora_path"),
         ({"lora_name": "tiny", "lora_path": "/x"}, "lora_name"),
         ({"lora_name": "x", "lora_path": "/x/broken"}, "lora_path"),
