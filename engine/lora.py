@@ -43,8 +43,8 @@ class Rows:
     """int32 [T]: slot, −1 for none; None: no row has one"""
     groups: list[tuple[int, Tensor]] = field(default_factory=list)
     """(slot, rows int64), where steps have exactly their size"""
-    mask: Tensor | None = None
-    """[T, slots] of zeros and ones, where they are padded"""
+    others: Tensor | None = None
+    """bool [T, slots]: slots that are not a row's own, where steps are padded"""
 
 
 class AdaptedLinear:
@@ -110,8 +110,9 @@ class AdaptedLinear:
                 if pair is not None:
                     y[which] += self._ops.linear(self._ops.linear(x[which], pair[0]), pair[1]).to(y.dtype)
             return y
-        assert rows.mask is not None
-        inner = (x @ self._a.T).view(x.shape[0], len(self._parts), rows.slots, -1) * rows.mask[:, None, :, None]
+        assert rows.others is not None
+        inner = (x @ self._a.T).view(x.shape[0], len(self._parts), rows.slots, -1)
+        inner = inner.masked_fill(rows.others[:, None, :, None], 0)  # a product with 0 would keep another's overflow
         first = 0
         for i, up in enumerate(self._b):
             y[:, first : first + up.shape[0]] += inner[:, i].flatten(1) @ up.T
@@ -188,6 +189,10 @@ class Adapters:
         if slot < 0:
             raise AdapterError(f"all {self._rows.slots} places for adapters (max_loras) are taken")
         deltas = read_adapter(folder, self._shapes, most_rank=self._rank)
+        for matrix, delta in deltas.items():
+            # What is not finite would reach rows of others, too: they multiply it by 0
+            if not all(bool(torch.isfinite(side.to(self._dtype)).all()) for side in (delta.a, delta.b)):
+                raise WeightsError(f"{folder}: {matrix}: an element, scaled, is more than {self._dtype} holds")
         for linear in self._linears:
             linear.put(slot, deltas)
         self._loads += 1
@@ -218,7 +223,7 @@ class Adapters:
             return
         if self._padded:
             every = torch.arange(rows.slots, dtype=of_token.dtype, device=of_token.device)
-            rows.mask = (of_token[:, None] == every).to(self._dtype)
+            rows.others = of_token[:, None] != every
         else:
             slots = torch.unique(of_token).tolist()
             rows.groups = [(slot, (of_token == slot).nonzero()[:, 0]) for slot in slots if slot >= 0]

@@ -51,7 +51,9 @@ def read_adapter(folder: Path, shapes: Mapping[str, tuple[int, int]], *, most_ra
         for side in "AB":
             if side not in sides:
                 raise WeightsError(f"{file}: {name}.lora_{side}.weight is missing")
-        rank = _pattern(settings.get("rank_pattern"), name, settings["r"])
+        rank = _pattern(config, settings, "rank_pattern", name, settings["r"])
+        if not isinstance(rank, int) or rank < 1:
+            raise WeightsError(f"{config}: rank_pattern: {rank!r} is no rank, a whole number of at least 1")
         rows, columns = shapes[name]
         for side, wanted in (("A", (rank, columns)), ("B", (rows, rank))):
             if tuple(sides[side].shape) != wanted:
@@ -60,7 +62,9 @@ def read_adapter(folder: Path, shapes: Mapping[str, tuple[int, int]], *, most_ra
                 )
         if rank > most_rank:
             raise WeightsError(f"{config}: r {rank} is over max_lora_rank {most_rank}")
-        alpha = float(_pattern(settings.get("alpha_pattern"), name, settings["lora_alpha"]))
+        alpha = _pattern(config, settings, "alpha_pattern", name, settings.get("lora_alpha"))
+        if not isinstance(alpha, int | float) or not math.isfinite(alpha):
+            raise WeightsError(f"{config}: lora_alpha must be a number, in alpha_pattern, too, not {alpha!r}")
         scale = alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank)
         deltas[name] = Delta(sides["A"].float(), sides["B"].float() * scale)
     if not deltas:
@@ -77,8 +81,6 @@ def _settings(file: Path) -> dict[str, Any]:
         raise WeightsError(f"{file}: peft_type is not LORA")
     if not isinstance(settings.get("r"), int) or settings["r"] < 1:
         raise WeightsError(f"{file}: r must be a whole number of at least 1")
-    if not isinstance(settings.get("lora_alpha"), int | float):
-        raise WeightsError(f"{file}: lora_alpha must be a number")
     if settings.get("bias", "none") != "none":
         raise WeightsError(f"{file}: bias {settings['bias']!r} is not served, only 'none'")
     for field in ("use_dora", "fan_in_fan_out", "lora_bias", "modules_to_save"):
@@ -87,12 +89,18 @@ def _settings(file: Path) -> dict[str, Any]:
     return settings
 
 
-def _pattern(pattern: object, name: str, default: Any) -> Any:
-    """The value that a pattern gives to a matrix: of the first key that its name ends with."""
-    if isinstance(pattern, dict):
-        for key, value in pattern.items():
-            if re.fullmatch(rf"(.*\.)?({key})", name):
-                return value
+def _pattern(config: Path, settings: Mapping[str, Any], field: str, name: str, default: object) -> object:
+    """The value that a field's patterns give to a matrix: of the first key that its name ends with."""
+    pattern = settings.get(field) or {}
+    if not isinstance(pattern, dict):
+        raise WeightsError(f"{config}: {field} must be an object")
+    for key, value in pattern.items():
+        try:
+            fits = re.fullmatch(rf"(.*\.)?({key})", name)
+        except re.error as error:
+            raise WeightsError(f"{config}: {field}: {key!r} is no pattern: {error}") from error
+        if fits:
+            return value
     return default
 
 

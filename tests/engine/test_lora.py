@@ -244,6 +244,26 @@ def test_rows_that_are_stored_in_another_order_are_changed_where_they_lie() -> N
         assert torch.equal(result[1], OPS.linear(x, linear.weight)[1])
 
 
+def test_what_overflows_in_one_adapter_reaches_no_other_row() -> None:
+    linear = MergedLinear(OPS, [torch.eye(4)])
+    adapters = Adapters(OPS, [(linear, [Part("m", 4, None)])], slots=2, rank=1)
+    adapters.pad()
+    assert linear.adapted is not None
+    linear.adapted.put(0, {"m": Delta(torch.full((1, 4), 3e38), torch.ones(4, 1))})  # type: ignore[attr-defined]  # as above
+    adapters.begin(torch.tensor([0, -1, 1], dtype=torch.int32))
+    x = torch.ones(3, 4)
+    assert torch.equal(linear(x)[1:], x[1:]) and not torch.isfinite(linear(x)[0]).any()
+
+
+def test_an_adapter_whose_scale_overflows_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
+    for file in folders["one"].iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    configure(lora_alpha=1e300)(tmp_path)
+    adapters = adapters_of(core_of(folders, max_loras=1).model)
+    assert "holds" in answer(adapters, AdapterQuery(1, "one", str(tmp_path))).error
+    assert answer(adapters, AdapterQuery(2, "one", str(folders["one"]))).names == ["one"]
+
+
 def spoil(name: str, change: Callable[[dict[str, Tensor]], None]) -> Callable[[Path], None]:
     def do(folder: Path) -> None:
         tensors = load_file(folder / name)
@@ -274,6 +294,11 @@ Q = "base_model.model.model.layers.0.self_attn.q_proj"
         (configure(r=0), ["adapter_config.json", "r must"]),
         (configure(r=16), [WEIGHTS, "lora_A.weight", "[4, 48]", "[16, 48]"]),
         (configure(lora_alpha=None), ["adapter_config.json", "lora_alpha"]),
+        (configure(lora_alpha=math.inf), ["adapter_config.json", "lora_alpha"]),
+        (configure(alpha_pattern={"q_proj": "much"}), ["adapter_config.json", "alpha_pattern", "much"]),
+        (configure(rank_pattern={"q_proj": 0}), ["adapter_config.json", "rank_pattern"]),
+        (configure(rank_pattern={"q_proj(": 4}), ["adapter_config.json", "rank_pattern", "q_proj("]),
+        (configure(rank_pattern=["q_proj"]), ["adapter_config.json", "rank_pattern"]),
         (configure(bias="all"), ["adapter_config.json", "bias"]),
         (configure(use_dora=True), ["adapter_config.json", "use_dora"]),
         (configure(modules_to_save=["lm_head"]), ["adapter_config.json", "modules_to_save"]),
