@@ -125,6 +125,10 @@ def long_prefills(
         return None
     if config.deterministic:
         raise ValueError("flash_prefill must not be on in deterministic mode: a row would depend on its step")
+    if kv.keys[0].dtype == torch.float8_e4m3fn:
+        if wanted == "on":
+            raise ValueError("flash_prefill is on, but no library reads a KV cache of kv_dtype fp8")
+        return None
     by = library(device)
     layers = [one for one in model.attentions if _can(by, one)] if isinstance(model, HasAttentions) else []
     if by is None or not layers:

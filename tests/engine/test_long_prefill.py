@@ -95,6 +95,19 @@ def test_layers_that_it_cannot_do_do_not_count(monkeypatch: pytest.MonkeyPatch) 
         choose(monkeypatch, Model(others), flash_prefill="on")
 
 
+def test_a_cache_of_8_bits_stays_with_the_paged_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No library takes it, so that nothing can be measured with it either."""
+    monkeypatch.setattr("engine.long_prefill.library", lambda device: LIBRARY)
+    kv = KVTensors([torch.zeros(8, 2, 16, 8, dtype=torch.float8_e4m3fn)], [], 16)
+
+    def measured(by: Library, layer: Attention) -> Costs:
+        raise AssertionError("queries of 8 bits")
+
+    assert long_prefills(EngineConfig(kv_dtype="fp8"), Model(), kv, "cuda", measured) is None
+    with pytest.raises(ValueError, match=r"flash_prefill is on, but .* fp8"):
+        long_prefills(EngineConfig(kv_dtype="fp8", flash_prefill="on"), Model(), kv, "cuda", measured)
+
+
 def flight(work: list[tuple[int, int]], *, same: bool = False, guesses: int = 0) -> Any:
     """A step of so many queries at the end of so many keys each."""
     lens = np.array([keys for _, keys in work] + [9] * guesses, dtype=np.int32)
