@@ -23,6 +23,7 @@ from gateway.fleet.catalogue import Catalogue, Model
 from gateway.fleet.deployment import Deployment
 from gateway.fleet.replicas import Replica
 from gateway.inference import errors
+from gateway.inference.audit import record
 from gateway.inference.decode import FieldPolicy, decode
 from gateway.inference.errors import ApiError
 from gateway.inference.http import Exchange
@@ -63,7 +64,7 @@ def offer(catalogue: Catalogue, base: Model, settings: Sequence[str]) -> None:
 
 async def load(services: Services, fleet: Iterable[Deployment], database: Database, exchange: Exchange) -> None:
     """Load an adapter into every engine of its base, or into none. Raises ApiError."""
-    ask = await _read(services, database, exchange, LoadAsk)
+    key, ask = await _read(services, database, exchange, LoadAsk)
     base = _base(services.catalogue, ask.base_model)
     name = ask.lora_name
     if not name or "=" in name or len(name) > 200 or not name.isprintable():
@@ -89,12 +90,14 @@ async def load(services: Services, fleet: Iterable[Deployment], database: Databa
         )
     services.catalogue.add(base.adapted(ask.lora_name))
     services.catalogue.take_prices(await asyncio.to_thread(services.catalogue.read_prices, database))
+    detail = {"base_model": base.name, "lora_path": ask.lora_path}
+    await record(database, exchange, key, "models.load_adapter", ask.lora_name, **detail)
     await exchange.json(200, orjson.dumps({"object": "lora_adapter", "id": ask.lora_name, "base_model": base.name}))
 
 
 async def unload(services: Services, fleet: Iterable[Deployment], database: Database, exchange: Exchange) -> None:
     """Offer an adapter no more, and unload it; requests that use it go on. Raises ApiError."""
-    ask = await _read(services, database, exchange, UnloadAsk)
+    key, ask = await _read(services, database, exchange, UnloadAsk)
     model = services.catalogue.find(ask.lora_name)
     if model is None or not model.adapter:
         raise ApiError(404, f"There is no adapter '{ask.lora_name}'.", code="model_not_found", param="lora_name")
@@ -115,6 +118,7 @@ async def unload(services: Services, fleet: Iterable[Deployment], database: Data
     finally:
         if visit is not None:
             visit.leave()
+    await record(database, exchange, key, "models.unload_adapter", model.name)
     if failure is not None:
         raise errors.unavailable(
             f"An engine did not unload it: {failure.message}. It is not offered any more."
@@ -122,12 +126,12 @@ async def unload(services: Services, fleet: Iterable[Deployment], database: Data
     await exchange.json(200, orjson.dumps({"object": "lora_adapter", "id": model.name, "deleted": True}))
 
 
-async def _read(services: Services, database: Database, exchange: Exchange, kind: type[T]) -> T:
-    """The body of a request of an admin. Raises ApiError."""
+async def _read(services: Services, database: Database, exchange: Exchange, kind: type[T]) -> tuple[KeyState, T]:
+    """An admin's key and the body of their request. Raises ApiError."""
     key = await authenticate(services, exchange)
     if not await asyncio.to_thread(_of_admin, database, key):
         raise ApiError(403, "Only keys of admins may load and unload adapters.", code="permission_denied")
-    return decode(await exchange.body(BODY_BYTES, services.limits.body_timeout_s), kind, _POLICY)[0]
+    return key, decode(await exchange.body(BODY_BYTES, services.limits.body_timeout_s), kind, _POLICY)[0]
 
 
 def _of_admin(database: Database, key: KeyState) -> bool:

@@ -12,10 +12,12 @@ import msgspec
 import orjson
 
 from engine.generation import EngineError
+from gateway.admission.keymap import KeyState
 from gateway.fleet.budget import mib
 from gateway.fleet.deployment import Deployment, NotNowError
 from gateway.fleet.fleet import BusyError, Fleet
 from gateway.inference import errors
+from gateway.inference.audit import record
 from gateway.inference.decode import FieldPolicy, decode
 from gateway.inference.errors import ApiError
 from gateway.inference.http import Exchange
@@ -35,34 +37,37 @@ class MoveAsk(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 async def load(services: Services, fleet: Fleet, database: Database, exchange: Exchange) -> None:
     """Have a model awake; others that nobody uses make room. Raises ApiError."""
-    deployment = await _asked(services, fleet, database, exchange)
+    key, deployment = await _asked(services, fleet, database, exchange)
     try:
         await fleet.load(deployment)
     except NotNowError as error:
         reason = f" ({deployment.last_error})" if deployment.last_error else ""
         raise errors.unavailable(error.message + reason, error.retry_after_s) from error
+    await record(database, exchange, key, "models.load", deployment.name)
     await exchange.json(200, orjson.dumps(_state(deployment)))
 
 
 async def sleep(services: Services, fleet: Fleet, database: Database, exchange: Exchange) -> None:
     """Have a model give back what memory it can, once its requests have ended. Raises ApiError."""
-    deployment = await _asked(services, fleet, database, exchange)
+    key, deployment = await _asked(services, fleet, database, exchange)
     try:
         await fleet.sleep(deployment)
     except BusyError as error:
         raise _busy(error) from error
     except EngineError as error:
         raise errors.unavailable(f"The engine of '{deployment.name}' does not sleep: {error.message}") from error
+    await record(database, exchange, key, "models.sleep", deployment.name)
     await exchange.json(200, orjson.dumps(_state(deployment)))
 
 
 async def unload(services: Services, fleet: Fleet, database: Database, exchange: Exchange) -> None:
     """End a model's engines, once its requests have ended. Raises ApiError."""
-    deployment = await _asked(services, fleet, database, exchange)
+    key, deployment = await _asked(services, fleet, database, exchange)
     try:
         await fleet.unload(deployment)
     except BusyError as error:
         raise _busy(error) from error
+    await record(database, exchange, key, "models.unload", deployment.name)
     await exchange.json(200, orjson.dumps(_state(deployment)))
 
 
@@ -73,17 +78,19 @@ async def states(services: Services, fleet: Fleet, database: Database, exchange:
     await exchange.json(200, orjson.dumps(body))
 
 
-async def _asked(services: Services, fleet: Fleet, database: Database, exchange: Exchange) -> Deployment:
-    """The model that an admin names. Raises ApiError."""
-    await _authenticate_admin(services, database, exchange)
+async def _asked(
+    services: Services, fleet: Fleet, database: Database, exchange: Exchange
+) -> tuple[KeyState, Deployment]:
+    """An admin's key, and the model that they name. Raises ApiError."""
+    key = await _authenticate_admin(services, database, exchange)
     ask = decode(await exchange.body(BODY_BYTES, services.limits.body_timeout_s), MoveAsk, _POLICY)[0]
     deployment = fleet.find(ask.model)
     if deployment is None:
         raise errors.model_not_found(ask.model)
-    return deployment
+    return key, deployment
 
 
-async def _authenticate_admin(services: Services, database: Database, exchange: Exchange) -> None:
+async def _authenticate_admin(services: Services, database: Database, exchange: Exchange) -> KeyState:
     key = await authenticate(services, exchange)
 
     def is_admin() -> bool:
@@ -93,6 +100,7 @@ async def _authenticate_admin(services: Services, database: Database, exchange: 
 
     if key.kind != "user" or not await asyncio.to_thread(is_admin):
         raise ApiError(403, "Only keys of admins may move models.", code="permission_denied")
+    return key
 
 
 def _busy(error: BusyError) -> ApiError:

@@ -54,6 +54,11 @@ def test_an_adapter_comes_is_used_and_goes_while_it_is_used(make_house: Any) -> 
     with pytest.raises(openai.NotFoundError) as caught:
         client.chat.completions.create(model="mine", **CHAT)
     assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+    told = house.rows("SELECT action, subject_id, detail FROM event WHERE action LIKE 'models.%' ORDER BY at")
+    assert told == [
+        ("models.load_adapter", "mine", '{"base_model":"tiny","lora_path":"/adapters/mine"}'),
+        ("models.unload_adapter", "mine", "{}"),
+    ]
     # An engine that has lost an adapter says so, and nothing is charged
     assert post(house, "load_lora_adapter", lora_name="mine", lora_path="/adapters/mine")[0] == 200
     house.do(house.engine.core.adapters.clear)

@@ -139,6 +139,10 @@ def test_an_admin_moves_models(make_house: Any) -> None:
     assert house.ask(house.request({"name": "other"}, "/v1/load_model")).status == 400
     assert house.ask(house.headed("authorization: Bearer hr_u_x", path="/v1/load_model")).status == 401
     house.idle()
+    told = house.rows(
+        "SELECT action, subject_id, actor_kind, actor_id <> '' FROM event WHERE action LIKE 'models.%' ORDER BY at"
+    )
+    assert told == [(f"models.{verb}", "other", "user", 1) for verb in ("sleep", "unload", "load") for _ in range(2)]
     database = Database(house.database_url)
     with database.write() as unit:
         unit.execute(update(users).values(role="user"))
