@@ -75,6 +75,11 @@ class Settings:
         value = self.data.get(key) or []
         if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
             raise self.wrong(key, f"should be a list of names, not {value!r}")
+        for name in value:
+            try:
+                re.compile(name.removeprefix("re:") if name.startswith("re:") else "")
+            except re.error as error:
+                raise self.wrong(key, f"has {name!r}, which is no regular expression: {error}") from error
         return value
 
     def inner(self, key: str) -> Settings:

@@ -102,7 +102,8 @@ class CompressedScheme:
         size, order, index = group.size or inputs, None, f"{module}.weight_g_idx"
         if packed and stored.header(index) is not None:
             order = order_of_groups(stored, index, size)
-        return integers(codes if order is None else codes[:, order], scale, zeros, group.bits, size, order)
+        bits = group.bits if packed else 8  # a byte for each, as few bits of it as there may be
+        return integers(codes if order is None else codes[:, order], scale, zeros, bits, size, order)
 
     def _of(self, stored: Stored, module: str, name: str) -> _Group:
         """The module's group: one that names it before one for all."""

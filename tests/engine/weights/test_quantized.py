@@ -28,7 +28,11 @@ class Tensors:
 
     def header(self, name: str) -> tuple[str, tuple[int, ...]] | None:
         found = self._tensors.get(name)
-        return None if found is None else ({torch.uint8: "U8"}.get(found.dtype, "F32"), tuple(found.shape))
+        return (
+            None
+            if found is None
+            else ({torch.uint8: "U8", torch.int8: "I8"}.get(found.dtype, "F32"), tuple(found.shape))
+        )
 
     def tensor(self, name: str) -> torch.Tensor:
         return self._tensors[name]
@@ -49,6 +53,20 @@ def test_experts_of_mxfp4_come_as_one_matrix() -> None:
     assert torch.equal(dequantize_scaled(part).reshape(3, 8, 64), dequantize_mxfp4(blocks, scales))
     with pytest.raises(WeightsError, match=r"'mlp\.experts\.up_scales' is missing"):
         scheme.shape(Tensors({"mlp.experts.up_blocks": blocks}), "mlp.experts.up")
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_four_bits_that_lie_in_bytes_are_read(symmetric: bool) -> None:
+    """As where activations are rounded, too: int-quantized, whatever the number of bits."""
+    codes = torch.arange(-8, 8, dtype=torch.int8).repeat(2, 4)
+    scale, zero = torch.tensor([[0.5, 2.0], [1.0, 4.0]]), torch.tensor([[-3, 0], [2, -8]], dtype=torch.int8)
+    tensors = {"up.weight": codes, "up.weight_scale": scale} | ({} if symmetric else {"up.weight_zero_point": zero})
+    config = packers.compressed("int-quantized", {**INT4, "symmetric": symmetric})
+    scheme = read_scheme(Path("config.json"), config)
+    assert scheme is not None and scheme.shape(Tensors(tensors), "up.weight") == (2, 64)
+    less = codes.float() - (0 if symmetric else zero.float().repeat_interleave(32, 1))
+    part = scheme.read(Tensors(tensors), "up.weight")
+    assert torch.equal(dequantize_scaled(part), less * scale.repeat_interleave(32, 1))
 
 
 GPTQ = CASES["gptq"][1]
@@ -80,6 +98,7 @@ AWQ = CASES["awq"][1]
             packers.compressed("pack-quantized", INT4, sparsity_config={"format": "sparse-24-bitmask"}),
             "sparsity_config.format' is 'sparse-24-bitmask'",
         ),
+        (packers.compressed("dense", INT4, ignore=["re:(head"]), "ignore' has 're:(head', which is no regular"),
         ({"quant_method": "compressed-tensors", "format": "dense"}, "config_groups' should be an object"),
     ],
 )
