@@ -247,7 +247,7 @@ class TeamDevice:
     """The device of rank 0: after a failed pass the ranks do not agree any more on what comes next."""
 
     def __init__(self, device: Device, team: Team) -> None:
-        self._device = device
+        self.inner = device
         self._team = team
         self.name = device.name
         self.asynchronous = device.asynchronous
@@ -255,7 +255,7 @@ class TeamDevice:
 
     def run(self, work: Work) -> Pending:
         """As the device does."""
-        return self._device.run(work)
+        return self.inner.run(work)
 
     def lost(self, error: Exception) -> bool:
         """Always: the engine is started again as a whole."""

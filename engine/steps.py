@@ -62,7 +62,9 @@ def make_steps(
         steps.take_long(long_prefills(config, model, kv, "cpu", _unmeasured))
         return steps
     from engine.cuda import CudaDevice, device_seconds, launch_seconds
+    from engine.distributed import TeamDevice
 
+    device = device.inner if isinstance(device, TeamDevice) else device
     assert isinstance(device, CudaDevice) and ops is not None
     on_triton = ops is not None and ops.name == "triton"
     if config.graphs == "on" and not on_triton:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,6 +15,8 @@ from torch import Tensor
 from engine import cuda, graphs
 from engine.batch import KVTensors
 from engine.config import EngineConfig
+from engine.device import Device
+from engine.distributed import Team, TeamDevice
 from engine.monitor import MONITOR
 from engine.steps import make_steps
 from kernels.reference import ReferenceOps
@@ -202,7 +204,8 @@ def test_a_graph_runs_once_and_is_then_captured_on_the_stream_of_the_steps(fake:
     assert fake.log[-1] == "replay" and table.summary.startswith("1 graphs")
 
 
-def test_kernels_that_look_at_numbers_on_the_host_are_not_recorded(fake: FakeCuda) -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_kernels_that_look_at_numbers_on_the_host_are_not_recorded(fake: FakeCuda, ranks: int) -> None:
     class Split:
         def hidden(self, *args: Any, **kwargs: Any) -> None: ...
 
@@ -210,8 +213,10 @@ def test_kernels_that_look_at_numbers_on_the_host_are_not_recorded(fake: FakeCud
 
     model: Any = Split()
     config = EngineConfig(graphs="on")
+    device: Device = cuda.CudaDevice()
+    if ranks > 1:
+        device = TeamDevice(device, cast(Team, None))
     with pytest.raises(ValueError, match="need the triton kernels"):
         make_steps(
-            config, model, ReferenceOps(), KVTensors([], [], 16), cuda.CudaDevice(), vocab_size=8, max_running=1,
-            max_context=16,
+            config, model, ReferenceOps(), KVTensors([], [], 16), device, vocab_size=8, max_running=1, max_context=16,
         )  # fmt: skip
