@@ -24,6 +24,10 @@ class Server(Protocol):
     """What computes a model: the replicas of its engine."""
 
     @property
+    def awake(self) -> bool:
+        """True while a request may begin."""
+
+    @property
     def connected(self) -> bool:
         """True while one of them answers."""
 

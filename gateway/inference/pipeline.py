@@ -113,6 +113,9 @@ async def answer(services: Services, exchange: Exchange, parse: Callable[[bytes]
     if refused is not None:
         raise limits.refusal(refused)
     try:
+        costs = any(msgspec.structs.astuple(price.price))
+        if costs and not model.server.awake and await services.meter.penniless(key.account_id):
+            raise errors.insufficient_quota(services.limits.quota_status)  # for who cannot pay, nobody makes room
         visit = await visit_to(model)
     except BaseException:  # a caller who hung up, too, runs no longer
         key.limits.release()

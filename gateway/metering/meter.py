@@ -175,6 +175,17 @@ class Meter:
             raise InsufficientQuotaError(account_id, cover.amount, 0 if purse is None else purse.available)
         return charge
 
+    async def penniless(self, account_id: str) -> bool:
+        """Whether an account has nothing at all that could be held, as its row is now."""
+        if self._has_money(account_id):
+            return False
+        await self._reload(account_id)
+        return not self._has_money(account_id)
+
+    def _has_money(self, account_id: str) -> bool:
+        purse = self._purses.get(account_id)
+        return purse is not None and (purse.available > 0 or purse.standing.unlimited)
+
     def _try_open(self, hold: Hold, cover: Cover) -> Charge | None:
         journal, purse = self._journal, self._purses.get(hold.account_id)
         if (reason := self.closed_reason or journal.failure or self._trouble()) is not None:

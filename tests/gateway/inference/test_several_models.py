@@ -105,6 +105,17 @@ def test_a_model_makes_room_for_another_when_nobody_uses_it(make_house: Any) -> 
     stream.close()
 
 
+def test_who_cannot_pay_wakes_nobody(make_house: Any) -> None:
+    house = make_house(more_models=("other",), memory_mib=800, first_balance="0")
+    for _ in range(2):
+        with pytest.raises(openai.RateLimitError) as caught:
+            ask(house, "other")
+        assert caught.value.code == "insufficient_quota"
+    assert (rest_of(house, "tiny"), rest_of(house, "other")) == (Rest.AWAKE, Rest.AWAY)
+    key = next(iter(house.do(lambda: list(house.gateway.services.keys._keys.values()))))
+    assert house.do(lambda: key.limits.running) == 0
+
+
 @pytest.mark.slow
 def test_nobody_asks_and_they_sleep_then_go(make_house: Any) -> None:
     house = make_house(more_models=("other",), idle_sleep_s=0.01)
