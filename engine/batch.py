@@ -11,6 +11,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from engine.sizing import Shape
 from kernels.long_prefill import LongPrefill
 
 
@@ -84,6 +85,20 @@ class KVTensors:
         keys = [zeros(shape, dtype=dtype) for _ in range(layers)]
         values = list(keys) if shared else [zeros(shape, dtype=dtype) for _ in range(layers)]
         return cls(keys=keys, values=values, page_size=page_size)
+
+
+def kv_tensors(shape: Shape, *, num_pages: int, page_size: int, dtype: str, device: str) -> KVTensors:
+    """Pages for a model. dtype: torch's name."""
+    return KVTensors.allocate(
+        layers=shape.num_layers,
+        num_pages=num_pages,
+        kv_heads=shape.num_kv_heads,
+        page_size=page_size,
+        head_dim=shape.head_dim,
+        dtype=getattr(torch, dtype),
+        device=device,
+        shared=shape.shared_kv,
+    )
 
 
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

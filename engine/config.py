@@ -110,10 +110,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     are that anyway; on a GPU it costs speed (fixed tiles, no split keys, matrix products of a fixed number of rows),
     and without it they are the same bits only where steps fall into the same bucket.
     """
-    speculate: Literal["off", "lookup"] = "off"
+    speculate: Literal["off", "lookup", "draft"] = "off"
     """Guess next tokens and check several in one step: lookup guesses that a text goes on as it did after the same
-    words before. Tokens are the same as without; a request whose guesses do not pay runs without them. Steps with
-    guesses do not overlap.
+    words before, draft asks a smaller model, draft_model. Tokens are the same as without; a request whose guesses do
+    not pay runs without them. Steps with guesses do not overlap.
+    """
+    draft_model: str = ""
+    """Smaller model with the same vocabulary that guesses where speculate is draft: named like model, loaded with the
+    same dtype and quantize. Its keys and values are part of the KV cache's memory.
     """
     speculate_tokens: int = 8
     """Most tokens that are guessed for a request in one step."""

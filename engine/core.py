@@ -19,11 +19,10 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-import torch
-
-from engine.batch import KVTensors
+from engine.batch import kv_tensors
 from engine.config import EngineConfig
 from engine.device import CpuDevice, Device, DeviceLostError
+from engine.draft import draft_bytes, speculation
 from engine.embedding import vector_size
 from engine.ended import EndedRequests
 from engine.exact import LoadedModel
@@ -39,7 +38,7 @@ from engine.runner import Flight, Runner
 from engine.sampler import BROKEN, Sampled
 from engine.scheduler import Applied, Limits, Scheduler, decide
 from engine.sizing import free_host_bytes, plan_kv
-from engine.speculative import Guesser, Speculation, most_sequences, standing
+from engine.speculative import Guesser, most_sequences, standing
 from engine.steps import make_steps
 from engine.watchdog import InFlight
 from engine.wire import (
@@ -79,8 +78,9 @@ class EngineCore:
         device: Device | None = None,
         free_bytes: int | None = None,
         guesser: Callable[[Request], Guesser] | None = None,
+        draft: LoadedModel | None = None,
     ) -> None:
-        """guesser: what guesses the tokens of requests in place of a lookup."""
+        """guesser: what guesses the tokens of requests in place of a lookup. draft: the draft model, where one does."""
         shape = model.config
         device = device or CpuDevice()
         plan = plan_kv(
@@ -89,6 +89,7 @@ class EngineCore:
             packed=model.packed,
             device=device.name,
             free_bytes=free_host_bytes() if free_bytes is None else free_bytes,
+            beside=draft_bytes(config, model, draft, device.name),
         )
         self.config = config
         self.ops = ops
@@ -115,16 +116,7 @@ class EngineCore:
         )
         self._scheduler = Scheduler(self._limits, self._pool)
         self._first_tokens = FirstTokens(config, self._scheduler)
-        kv = KVTensors.allocate(
-            layers=shape.num_layers,
-            num_pages=plan.num_pages,
-            kv_heads=shape.num_kv_heads,
-            page_size=plan.page_size,
-            head_dim=shape.head_dim,
-            dtype=getattr(torch, plan.dtype),
-            device=device.name,
-            shared=shape.shared_kv,
-        )
+        kv = kv_tensors(shape, num_pages=plan.num_pages, page_size=plan.page_size, dtype=plan.dtype, device=device.name)
         steps = make_steps(
             config,
             model,
@@ -142,11 +134,9 @@ class EngineCore:
         self._runner = Runner(steps, device, max_running, plan.page_size)
         self._flights: deque[Flight] = deque()
         self._ahead = int(config.overlap and device.asynchronous and steps.overlaps)
-        self._speculation = None
-        if config.speculate != "off":
-            self._speculation = Speculation(
-                self._scheduler, tokens=config.speculate_tokens, rows=steps.largest.max_seqs, guesser=guesser
-            )
+        self._speculation = speculation(
+            config, self._scheduler, steps.largest.max_seqs, guesser=guesser, draft=draft, device=device, clock=clock
+        )
         self._pacer = Pacer(self._first_tokens.times) if config.just_in_time and self._ahead else None
         self._adapters = adapters_of(model)
         self._intake = Intake(shape.vocab_size, plan.max_context, steps.max_edits, shape.eos_token_ids)
@@ -248,6 +238,7 @@ class EngineCore:
         drafts: list[Draft] = []
         if self._speculation is not None:
             drafts = self._speculation.draft(applied.work, self._first_tokens.pace)
+            started += self._speculation.took
         flight = self._runner.prepare(applied, drafts)
         flight.started = started
         self._count(applied, flight.packed.tokens, started)

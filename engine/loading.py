@@ -19,11 +19,13 @@ from engine.distributed import LeadingModel, Shard, Team, TeamDevice
 from engine.embedding import Embedder
 from engine.exact import LoadedModel
 from engine.models.blocks import DecoderModel
-from engine.models.registry import load_model
+from engine.models.registry import CausalLM, load_model
 from engine.monitor import MONITOR, watch_triton
 from engine.sampling_params import SamplingParams
-from engine.sizing import MIB, free_host_bytes
-from engine.weights.sources import resolve
+from engine.sizing import MIB, free_host_bytes, token_bytes
+from engine.tokenizer import Tokenizer
+from engine.weights.errors import WeightsError
+from engine.weights.sources import ModelSource, resolve
 from engine.wire import Submit, pack_tokens
 from kernels.interface import Ops
 
@@ -78,6 +80,7 @@ def load(config: EngineConfig, *, clock: Callable[[], float] = time.monotonic) -
     # The native operations have threads of their own; torch's would only spin beside them after every small operation.
     torch.set_num_threads(1 if ops.name == "cpu" else threads)
     lap("kernels")
+    draft = load_draft(config, source, ops)
     model = load_model(source, config, ops, None if team is None else team.shard)
     if team is not None:
         assert isinstance(model, DecoderModel), "texts are not embedded by several ranks"
@@ -86,11 +89,11 @@ def load(config: EngineConfig, *, clock: Callable[[], float] = time.monotonic) -
         config = msgspec.structs.replace(config, prefix_cache=False)
     lap("weights")
     place = open_device(device) if team is None else TeamDevice(open_device(device), team)
-    warm_up(config, model, ops, place)
+    warm_up(config, model, ops, place, draft)
     lap("warm-up")
-    free, workspace = free_bytes(config, model, ops, place)
+    free, workspace = free_bytes(config, model, ops, place, draft)
     lap("workspace")
-    core = EngineCore(config, model, ops, clock=clock, device=place, free_bytes=free)
+    core = EngineCore(config, model, ops, clock=clock, device=place, free_bytes=free, draft=draft)
     lap("KV cache and graphs")
     plan = core.plan
     log.info(
@@ -109,6 +112,15 @@ def load(config: EngineConfig, *, clock: Callable[[], float] = time.monotonic) -
         plan.token_bytes / 1024,
         plan.max_context,
     )
+    if draft is not None:
+        log.info(
+            "draft %s: weights %.1f MiB%s; of the KV cache %.1f MiB, %.1f KiB a token",
+            config.draft_model,
+            draft.weight_bytes / MIB,
+            ", packed" if draft.packed else "",
+            plan.tokens * plan.beside / MIB,
+            plan.beside / 1024,
+        )
     if core.steps.summary:
         log.info("steps: %s; workspace of the largest step %.1f MiB", core.steps.summary, workspace / MIB)
     MONITOR.arm()
@@ -134,7 +146,41 @@ def load_rank(config: EngineConfig, shard: Shard) -> DecoderModel:
     return model
 
 
-def free_bytes(config: EngineConfig, model: LoadedModel, ops: Ops | None, device: Device) -> tuple[int, int]:
+def load_draft(config: EngineConfig, source: ModelSource, ops: Ops) -> CausalLM | None:
+    """Load the draft model for the model of this source; None where none guesses. Raises WeightsError, or ValueError
+    where it cannot guess for that model, naming draft_model."""
+    if config.speculate != "draft":
+        return None
+    if not config.draft_model:
+        raise ValueError("speculate draft needs a draft_model")
+    if config.tensor_parallel > 1:
+        raise ValueError("speculate draft runs in one process: tensor_parallel must be 1")
+    try:
+        found = resolve(config.draft_model, Path(config.cache_dir) if config.cache_dir else None)
+        same_vocabulary(source, found)
+        alone = msgspec.structs.replace(config, task="generate", lora=(), max_loras=0)
+        return load_model(found, alone, ops)
+    except WeightsError as error:
+        raise WeightsError(f"draft_model: {error}") from error
+
+
+def same_vocabulary(source: ModelSource, draft: ModelSource) -> None:
+    """Raise ValueError where the tokenizers of two models differ in a token. A folder without one is taken as it is."""
+    if any(one.kind != "gguf" and not (one.path / "tokenizer.json").exists() for one in (source, draft)):
+        return
+    ours, its = (Tokenizer.load(one).vocabulary.all_bytes for one in (source, draft))
+    if len(ours) != len(its):
+        text = f"a vocabulary of {len(its)} tokens, {source.name} one of {len(ours)}: they must be the same"
+        raise ValueError(f"draft_model {draft.name} has {text}")
+    for token, (one, other) in enumerate(zip(ours, its, strict=True)):
+        if one != other:
+            text = f"its token {token} is {other!r}, that of {source.name} is {one!r}: they must be the same"
+            raise ValueError(f"draft_model {draft.name}: {text}")
+
+
+def free_bytes(
+    config: EngineConfig, model: LoadedModel, ops: Ops | None, device: Device, draft: LoadedModel | None = None
+) -> tuple[int, int]:
     """(memory that the KV cache may be sized from, workspace of the largest step), in bytes.
 
     On a GPU every bucket runs once on a small cache, which compiles all kernels and shows what steps take beside the
@@ -146,19 +192,25 @@ def free_bytes(config: EngineConfig, model: LoadedModel, ops: Ops | None, device
 
     def run() -> None:
         small = msgspec.structs.replace(config, graphs="off", kv_memory_mib=TRIAL_CACHE_MIB, max_context=0)
-        EngineCore(small, model, ops, device=device, free_bytes=free_memory())
+        EngineCore(small, model, ops, device=device, free_bytes=free_memory(), draft=draft)
 
     workspace = max(0, peak_memory(run) - TRIAL_CACHE_MIB * MIB)
     return max(0, free_memory() - 2 * workspace), workspace
 
 
-def warm_up(config: EngineConfig, model: LoadedModel, ops: Ops | None, device: Device | None = None) -> None:
+def warm_up(
+    config: EngineConfig,
+    model: LoadedModel,
+    ops: Ops | None,
+    device: Device | None = None,
+    draft: LoadedModel | None = None,
+) -> None:
     """Run a prompt and a few decode steps, greedy and sampled, on a small engine of their own that is then dropped."""
     length = min(WARM_UP_CONTEXT, model.config.max_position)
     small = msgspec.structs.replace(config, kv_memory_mib=0, max_context=0, max_running=2, step_tokens=length)
-    per_token = 2 * 4 * model.config.num_layers * model.config.num_kv_heads * model.config.head_dim
+    per_token = sum(token_bytes(one.config, "float32") for one in (model, draft) if one is not None)
     # An automatic cache takes a share of what is free, so this much free memory gives a few hundred tokens.
-    core = EngineCore(small, model, ops, device=device, free_bytes=per_token * 4 * length * 8)
+    core = EngineCore(small, model, ops, device=device, free_bytes=per_token * 4 * length * 8, draft=draft)
     prompt = pack_tokens(i % model.config.vocab_size for i in range(length // 2))
     for name, temperature in (("greedy", 0.0), ("sampled", 1.0)):
         params = SamplingParams(max_tokens=4, temperature=temperature, ignore_eos=True, logprobs=0)

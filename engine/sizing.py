@@ -75,6 +75,8 @@ class KVPlan:
     max_context: int
     """most tokens of prompt and answer together"""
     page_size: int
+    beside: int = 0
+    """bytes that the pages of a draft model take for one token"""
 
     @property
     def tokens(self) -> int:
@@ -84,24 +86,36 @@ class KVPlan:
     @property
     def bytes(self) -> int:
         """Memory of all pages."""
-        return self.tokens * self.token_bytes
+        return self.tokens * (self.token_bytes + self.beside)
 
 
-def plan_kv(config: EngineConfig, shape: Shape, *, packed: bool, device: str, free_bytes: int) -> KVPlan:
-    """Size the KV cache within `free_bytes`. Raises ValueError, with the numbers, for a setting that cannot be met."""
+def cache_dtype(config: EngineConfig, shape: Shape, *, packed: bool, device: str) -> str:
+    """Torch's name of the type of a model's keys and values."""
+    if config.kv_dtype != "auto":
+        return "float8_e4m3fn" if config.kv_dtype == "fp8" else config.kv_dtype
+    if device == "cpu":
+        return "float16" if packed else "float32"
+    return config.dtype if config.dtype != "auto" else _known_dtype(shape.torch_dtype)
+
+
+def token_bytes(shape: Shape, dtype: str) -> int:
+    """Keys and values of one token in all layers."""
+    tensors = shape.num_layers * (1 if shape.shared_kv else 2)
+    return tensors * shape.num_kv_heads * shape.head_dim * ITEM_BYTES[dtype]
+
+
+def plan_kv(
+    config: EngineConfig, shape: Shape, *, packed: bool, device: str, free_bytes: int, beside: int = 0
+) -> KVPlan:
+    """Size the KV cache within `free_bytes`; beside: bytes that a draft model keeps for each of its tokens. Raises
+    ValueError, with the numbers, for a setting that cannot be met."""
     if config.page_size not in (16, 32, 64):
         raise ValueError(f"page_size must be 16, 32 or 64, not {config.page_size}")
     if config.max_running < 1 or config.step_tokens < 1 or config.max_queued < 0:
         raise ValueError("max_running and step_tokens must be at least 1, max_queued at least 0")
-    dtype: str = "float8_e4m3fn" if config.kv_dtype == "fp8" else config.kv_dtype
-    if dtype == "auto":
-        if device == "cpu":
-            dtype = "float16" if packed else "float32"
-        else:
-            dtype = config.dtype if config.dtype != "auto" else _known_dtype(shape.torch_dtype)
-    tensors = shape.num_layers * (1 if shape.shared_kv else 2)
-    token_bytes = tensors * shape.num_kv_heads * shape.head_dim * ITEM_BYTES[dtype]
-    page_bytes = token_bytes * config.page_size
+    dtype = cache_dtype(config, shape, packed=packed, device=device)
+    own = token_bytes(shape, dtype)
+    page_bytes = (own + beside) * config.page_size
     if config.kv_memory_mib > 0:
         budget = config.kv_memory_mib * MIB
         if device != "cpu" and budget > free_bytes:  # a CPU takes memory page by page, as it is written
@@ -129,7 +143,7 @@ def plan_kv(config: EngineConfig, shape: Shape, *, packed: bool, device: str, fr
             f" {budget / MIB:.0f} MiB holds; it needs kv_memory_mib {needed}"
         )
     max_context = config.max_context or min(shape.max_position, capacity)
-    return KVPlan(dtype, num_pages, token_bytes, max_context, config.page_size)
+    return KVPlan(dtype, num_pages, own, max_context, config.page_size, beside)
 
 
 def _known_dtype(name: str) -> str:

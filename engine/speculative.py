@@ -1,5 +1,5 @@
-"""Speculative decoding by prompt lookup: what a request has said before is guessed to come again, and checked in the
-step that computes its next token.
+"""Speculative decoding: next tokens of a request are guessed, and checked in the step that computes the next one. Here
+what a request has said before is guessed to come again; engine.draft has a smaller model guess.
 
 A decode that has guesses is computed as 1 + k rows of its step, one for each position, every row with the keys of those
 before it; each row chooses the token of its position exactly as it would alone. The first choice is the request's next
@@ -58,6 +58,50 @@ class Guesser(Protocol):
     def guess(self, most: int) -> list[int]:
         """Up to `most` next tokens."""
         ...
+
+
+class Source(Protocol):
+    """Where the guesses of an engine come from."""
+
+    took: float
+    """Seconds that a device took for the guesses of the latest step"""
+    compares: bool
+    """Wants to hear of requests that have no guesses"""
+
+    def guesser(self, request: Request) -> Guesser:
+        """The guesser of one request."""
+        ...
+
+    def seconds(self, requests: int, context: int) -> float:
+        """Time that one more guess for each of so many requests takes, which have so many tokens together."""
+        ...
+
+    def prepare(self, asked: Sequence[tuple[Request, int]], idle: Sequence[Request]) -> None:
+        """Guessers of requests, whose tokens are all known, are about to be asked for so many guesses each. idle: other
+        requests for which guesses would pay if more of them were right."""
+        ...
+
+
+class Lookups:
+    """Guessers that guess each by itself, at no cost."""
+
+    took = 0.0
+    compares = False
+
+    def __init__(self, guesser: Callable[[Request], Guesser] | None = None) -> None:
+        """guesser: makes one for a request; None: a Lookup."""
+        self._make = guesser or (lambda request: Lookup())
+
+    def guesser(self, request: Request) -> Guesser:
+        """See `Source`."""
+        return self._make(request)
+
+    def seconds(self, requests: int, context: int) -> float:
+        """Nothing beside the step's."""
+        return 0.0
+
+    def prepare(self, asked: Sequence[tuple[Request, int]], idle: Sequence[Request]) -> None:
+        """Nothing has to be."""
 
 
 class Lookup:
@@ -169,16 +213,19 @@ def most_sequences(config: EngineConfig, max_running: int) -> int:
 class Speculation:
     """Decides which requests of a step are computed with how many guesses. One thread."""
 
-    def __init__(
-        self, scheduler: Scheduler, *, tokens: int, rows: int, guesser: Callable[[Request], Guesser] | None = None
-    ) -> None:
+    def __init__(self, scheduler: Scheduler, source: Source, *, tokens: int, rows: int) -> None:
         """tokens: most guesses of a request in a step; rows: most sequences of a step, guesses included."""
         self._scheduler = scheduler
+        self._source = source
         self._tokens = tokens
         self._rows = rows
-        self._guesser = guesser or (lambda request: Lookup())
         self.waits = False
         """The next step is to be decided when the latest one has been collected: somebody's guesses are worth it"""
+
+    @property
+    def took(self) -> float:
+        """Seconds that a device took for the guesses of the latest step."""
+        return self._source.took
 
     def draft(self, work: Sequence[Work], pace: Pace) -> list[Draft]:
         """Guesses for the decodes of a step that has been scheduled; takes the pages that they need. What prompts leave
@@ -186,34 +233,61 @@ class Speculation:
         self.waits = False
         found = [(-p, request.rank, request) for request, count in work if count == 1 and (p := self._look(request))]
         if not found:
+            self._source.prepare((), ())
             return []
         found.sort(key=lambda entry: entry[:2])
-        shape = shape_of(work)
-        seconds, tokens = pace.cost.seconds(shape), float(len(work))
-        left = min(self._rows - shape.requests, self._scheduler.limits.step_tokens - shape.tokens)
-        drafts: list[Draft] = []
-        for probability, _, request in found:
-            known = len(request.tokens)
-            row = pace.cost.per_request + pace.cost.per_token + pace.cost.per_context * known
-            count = depth(
-                -probability,
-                min(self._tokens, left, request.limit - known - 1),
-                tokens=tokens,
-                seconds=seconds,
-                row=row,
-                room=pace.seconds - seconds,
-            )
-            if count and request.ahead:
+        likely = [(-negative, request) for negative, _, request in found]
+        asked: list[tuple[Request, int]] = []
+        idle: list[Request] = []
+        counts = self._counts(likely, work, pace)
+        for _, request in likely:
+            if not (count := counts[request]):
+                idle.append(request)
+            elif request.ahead:
                 self.waits = True
-            elif count and (count := self._scheduler.extend(request, count)):
-                assert request.guesser is not None
-                guesses = request.guesser.guess(count)
+            elif count := self._scheduler.extend(request, count):
+                asked.append((request, count))
+        if not (idle and self._source.compares and self._counts([(1.0, idle[0])], work, pace)[idle[0]]):
+            idle = []
+        self._source.prepare(asked, idle)
+        self.waits |= bool(asked)
+        drafts: list[Draft] = []
+        for request, count in asked:
+            assert request.guesser is not None
+            if guesses := request.guesser.guess(count):
                 drafts.append(Draft(request, guesses, request.epoch))
-                left -= len(guesses)
-                seconds += row * len(guesses)
-                tokens += expected(-probability, len(guesses))
-        self.waits |= bool(drafts)
         return drafts
+
+    def _counts(self, likely: Sequence[tuple[float, Request]], work: Sequence[Work], pace: Pace) -> dict[Request, int]:
+        """How many guesses pay, of requests by falling probability. What guessing takes is shared by those who guess,
+        so it is asked again for the fewer until there are no fewer."""
+        shape = shape_of(work)
+        sharing = likely
+        while True:
+            context = sum(len(request.tokens) for _, request in sharing)
+            share = self._source.seconds(len(sharing), context) / len(sharing)
+            seconds, tokens = pace.cost.seconds(shape), float(len(work))
+            left = min(self._rows - shape.requests, self._scheduler.limits.step_tokens - shape.tokens)
+            counts = {request: 0 for _, request in likely}
+            for probability, request in sharing:
+                known = len(request.tokens)
+                row = pace.cost.per_request + pace.cost.per_token + pace.cost.per_context * known + share
+                count = counts[request] = depth(
+                    probability,
+                    min(self._tokens, left, request.limit - known - 1),
+                    tokens=tokens,
+                    seconds=seconds,
+                    row=row,
+                    room=pace.seconds - seconds,
+                )
+                if not request.ahead:
+                    left -= count
+                    seconds += row * count
+                    tokens += expected(probability, count)
+            guessing = [entry for entry in sharing if counts[entry[1]]]
+            if share == 0.0 or not guessing or len(guessing) == len(sharing):
+                return counts
+            sharing = guessing
 
     def _look(self, request: Request) -> float:
         """How likely a guess of a request is right, 0 where there is none; work of one token that is no decode has
@@ -221,7 +295,7 @@ class Speculation:
         if request.scheduled != len(request.tokens) or not steady(request):
             return 0.0
         if request.guesser is None:
-            request.guesser = self._guesser(request)
+            request.guesser = self._source.guesser(request)
         request.guesser.follow(request.tokens, len(request.tokens) - request.ahead)
         return request.guesser.probability
 
