@@ -1,4 +1,4 @@
-"""The command line: `headrace serve | node | keys | models | audit | bench`. A command is imported when it runs."""
+"""The command line: `headrace serve | node | relay | keys | models | audit | bench`. Each is imported when it runs."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from marketplace.agent.options import add_node_options
+from marketplace.relay.options import add_relay_options
 
 ENVIRONMENT = "HEADRACE_"
 _OF_PEOPLE = (
@@ -50,6 +51,10 @@ def make_parser() -> argparse.ArgumentParser:
     node = commands.add_parser("node", help="lend this machine to the customers of a server")
     add_node_options(node, _default)
     node.set_defaults(run=_command("node"))
+
+    relay = commands.add_parser("relay", help="publish ports of nodes that nobody can reach")
+    add_relay_options(relay, _default)
+    relay.set_defaults(run=_command("relay"))
 
     keys = commands.add_parser("keys", help="create, list and revoke API keys").add_subparsers(
         required=True, metavar="ACTION"

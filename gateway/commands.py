@@ -177,6 +177,14 @@ def node(options: argparse.Namespace) -> int:
     return main.run(read_node_settings(options))
 
 
+def relay(options: argparse.Namespace) -> int:
+    """Run a relay."""
+    from marketplace.relay import main
+    from marketplace.relay.options import read_relay_settings
+
+    return main.run(read_relay_settings(options))
+
+
 def _with_database(options: argparse.Namespace, work: object) -> int:
     assert callable(work)
     try:

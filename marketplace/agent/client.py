@@ -21,6 +21,7 @@ from marketplace.agent.wire import (
     Registered,
     Shutdown,
 )
+from marketplace.relay.access import RelayAnswer, RelayGrant, Relaying
 
 _log = logging.getLogger(__name__)
 _ANSWER_S = 30.0
@@ -109,6 +110,10 @@ class ServerClient:
     async def metrics(self, message: Metrics) -> None:
         """Send samples."""
         await self._call("metrics", message, Accepted)
+
+    async def relay(self, message: Relaying) -> RelayGrant | None:
+        """Ask for a grant for the relay; None where there is no relay."""
+        return (await self._call("relay", message, RelayAnswer)).access
 
     async def shutdown(self, message: Shutdown) -> None:
         """Say goodbye."""

@@ -20,6 +20,7 @@ from marketplace.agent.inventory_wire import Inventory
 from marketplace.agent.keeper import Keeper
 from marketplace.agent.leases import LeaseBook
 from marketplace.agent.reconcile import SECOND
+from marketplace.agent.relayed import Relayed
 from marketplace.agent.vfio import VfioError
 from marketplace.agent.wire import (
     Capabilities,
@@ -41,6 +42,7 @@ from marketplace.agent.wire import (
     VolumeUse,
     digest,
 )
+from marketplace.relay.access import RelayGrant, Relaying
 
 _log = logging.getLogger(__name__)
 
@@ -81,6 +83,7 @@ class Agent:
         self.leases = leases
         self.gpus = GpuRounds(around.gpus, keeper, leases, around.drivers)
         self.disks = DiskWatch(keeper, around.drivers, around.used_volumes)
+        self.relayed = Relayed(self._grant)
         self.registered = asyncio.Event()
         self._client = client
         self._around = around
@@ -116,6 +119,7 @@ class Agent:
                     self._images,
                     self._look_after_gpus,
                     self._look_after_disks,
+                    self.relayed.run,
                 ):
                     group.create_task(work())
         finally:
@@ -177,6 +181,7 @@ class Agent:
         self.keeper.begin_session(session.settings)
         self.keeper.desire(session.desired)
         self.leases.hear(session.desired.leases, self._around.now())
+        self.relayed.hear(session.desired.relayed)
         self._rev = session.desired_rev
         self.registered.set()
         self.poke()
@@ -229,6 +234,7 @@ class Agent:
         if answer.desired is not None and answer.desired_rev != self._rev:
             self.keeper.desire(answer.desired)
             self.leases.hear(answer.desired.leases, self._around.now())
+            self.relayed.hear(answer.desired.relayed)
             self._rev = answer.desired_rev
             self.poke()
         self.keeper.disown(answer.unknown)
@@ -357,6 +363,11 @@ class Agent:
                 self.poke()
                 self._news.set()
             await self.leases.wait(LOOK_S)
+
+    async def _grant(self) -> RelayGrant | None:
+        session = self._session
+        assert session is not None  # only its answers say that there is a relay
+        return await self._client.relay(Relaying(session_id=session.session_id, epoch=session.epoch))
 
     async def _obey(self, command: Command) -> None:
         try:

@@ -184,6 +184,8 @@ class Desired(msgspec.Struct, frozen=True, kw_only=True):
     """ids of volumes whose disks the node removes"""
     erased_disks: list[str] = []
     """ids of ended instances whose retained disks the node removes before their time"""
+    relayed: bool = False
+    """whether ports are published by a relay, for which the node asks for a grant"""
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):

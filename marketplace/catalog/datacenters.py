@@ -44,11 +44,13 @@ def create(
     country_code: str = SOMEWHERE,
     tunnel: str = "nat",
     tunnel_host: str | None = None,
+    relay_port: int | None = None,
+    relay_sealed: bytes | None = None,
     ports: tuple[int, int] = PORTS,
     now: int,
     random: Random,
 ) -> str:
-    """Add a datacenter and return its id. NameTakenError."""
+    """Add a datacenter and return its id. `relay_sealed` is the secret of its relay, encrypted. NameTakenError."""
     epochs.bump(unit, epochs.PROVIDERS)  # of two that want a name, the second comes here after the first is done
     if by_name(unit, [name]):
         raise NameTakenError(name)
@@ -62,6 +64,8 @@ def create(
             country_code=country_code,
             tunnel=tunnel,
             tunnel_host=tunnel_host,
+            relay_port=relay_port,
+            relay_sealed=relay_sealed,
             port_from=ports[0],
             port_to=ports[1],
             created_at=now,

@@ -28,6 +28,8 @@ from marketplace.http.errors import Code, Refusal
 from marketplace.http.operation import Call, Operation, Reads, Tool, Writes
 from marketplace.http.wire import Json
 from marketplace.providers import service as providers
+from marketplace.relay import granting
+from marketplace.relay.granting import Secret
 from marketplace.store.db import ReadUnit, WriteUnit
 from marketplace.users.permissions import Permission
 
@@ -107,6 +109,7 @@ def add_datacenter(call: Call, unit: WriteUnit, request: DatacenterRequest) -> D
         raise Refusal(Code.PROVIDER_NOT_FOUND, "There is no such provider.", param="provider")
     if request.port_to < request.port_from:
         raise Refusal(Code.VALIDATION_FAILED, "port_to: it lies before port_from", param="port_to")
+    secret = _relay(call, request)
     try:
         made = datacenters.create(
             unit,
@@ -115,6 +118,8 @@ def add_datacenter(call: Call, unit: WriteUnit, request: DatacenterRequest) -> D
             country_code=request.country_code,
             tunnel=request.tunnel,
             tunnel_host=request.tunnel_host,
+            relay_port=request.relay_port,
+            relay_sealed=None if secret is None else secret.sealed,
             ports=(request.port_from, request.port_to),
             now=call.now,
             random=call.context.random,
@@ -122,7 +127,28 @@ def add_datacenter(call: Call, unit: WriteUnit, request: DatacenterRequest) -> D
     except DatacenterNameTakenError as error:
         raise Refusal(Code.NAME_EXISTS, "There is a datacenter of this name.", param="name") from error
     call.record(unit, "datacenters.add", owner_id=owner.id, subject_id=made, name=request.name)
-    return DatacenterAnswer(id=made, name=request.name)
+    return DatacenterAnswer(id=made, name=request.name, relay_secret=None if secret is None else secret.text)
+
+
+def _relay(call: Call, request: DatacenterRequest) -> Secret | None:
+    """A new secret where ports are published by a relay. Refusal where it cannot be found, or is named in vain."""
+    if request.tunnel != "relay":
+        if request.relay_port is not None:
+            raise Refusal(Code.VALIDATION_FAILED, "relay_port: it is for tunnel relay alone", param="relay_port")
+        return None
+    if request.tunnel_host is None:
+        raise Refusal(
+            Code.VALIDATION_FAILED, "tunnel_host: a relay needs the address that people reach", param="tunnel_host"
+        )
+    if request.relay_port is None:
+        raise Refusal(
+            Code.VALIDATION_FAILED, "relay_port: a relay needs the port that nodes connect to", param="relay_port"
+        )
+    if request.port_from <= request.relay_port <= request.port_to:
+        raise Refusal(
+            Code.VALIDATION_FAILED, "relay_port: it is among the ports that are published", param="relay_port"
+        )
+    return granting.make_secret(call.context.vault, request.name, call.context.random)
 
 
 def _type(request: TypeRequest) -> InstanceType:
@@ -328,7 +354,7 @@ OPERATIONS: tuple[Operation[Any], ...] = (
         rate="write",
         handler=Writes(add_datacenter),
         example={"name": "eu-1", "provider": "acme", "country_code": "IT"},
-        answer={"id": "019a0f6c-2a00-7abc-8def-000000000022", "name": "eu-1"},
+        answer={"id": "019a0f6c-2a00-7abc-8def-000000000022", "name": "eu-1", "relay_secret": None},
         errors=(Code.PROVIDER_NOT_FOUND, _TAKEN),
     ),
 )

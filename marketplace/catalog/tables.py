@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Boolean, CheckConstraint, Column, ForeignKey, Index, Table, Text
+from sqlalchemy import BigInteger, Boolean, CheckConstraint, Column, ForeignKey, Index, LargeBinary, Table, Text
 
 from marketplace.store.base import metadata
 
@@ -16,10 +16,16 @@ datacenter = Table(
     Column("country_code", Text, nullable=False, comment="ISO 3166-1 alpha-2"),
     Column("tunnel", Text, nullable=False, comment="how ports of instances are reached"),
     Column("tunnel_host", Text, nullable=True, comment="address of published ports; null is that of each node"),
+    Column("relay_port", BigInteger, nullable=True, comment="where nodes connect to the relay of tunnel_host"),
+    Column("relay_sealed", LargeBinary, nullable=True, comment="the secret shared with the relay, encrypted at rest"),
     Column("port_from", BigInteger, nullable=False, comment="ports that may be published: first and last"),
     Column("port_to", BigInteger, nullable=False),
     Column("created_at", BigInteger, nullable=False),
-    CheckConstraint("tunnel IN ('none', 'nat')", name="tunnel_known"),
+    CheckConstraint("tunnel IN ('none', 'nat', 'relay')", name="tunnel_known"),
+    CheckConstraint(
+        "tunnel <> 'relay' OR (tunnel_host IS NOT NULL AND relay_port IS NOT NULL AND relay_sealed IS NOT NULL)",
+        name="relay_whole",
+    ),
     CheckConstraint("0 < port_from AND port_from <= port_to AND port_to <= 65535", name="ports_possible"),
 )
 Index("ix_datacenter_provider", datacenter.c.provider_id)

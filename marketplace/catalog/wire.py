@@ -171,19 +171,23 @@ class DatacenterRequest(Wire):
     name: Name
     provider: Text
     country_code: Annotated[str, StringConstraints(pattern=r"^[A-Z]{2}$")]
-    tunnel: Literal["none", "nat"] = "nat"
+    tunnel: Literal["none", "nat", "relay"] = "nat"
     tunnel_host: (
         Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9.:-]+$")] | None
+    ) = None
+    relay_port: (
+        Annotated[int, Field(ge=1, le=65535, description="where nodes connect to the relay, on tunnel_host")] | None
     ) = None
     port_from: Annotated[int, Field(ge=1024, le=65535)] = 20_000
     port_to: Annotated[int, Field(ge=1024, le=65535)] = 39_999
 
 
 class DatacenterAnswer(Wire):
-    """A datacenter."""
+    """A datacenter. The secret is that of its relay, where it has one, and is shown this once."""
 
     id: str
     name: str
+    relay_secret: str | None = None
 
 
 class ListTool(Wire):

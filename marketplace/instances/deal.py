@@ -113,7 +113,7 @@ def _wanted(
     node_id = None if isinstance(selector, ByInstanceTypeAndLocation) else selector.wanted.node_id
     node_id, places = _where_its_disks_are(unit, request, mine, within, node_id, _places(board, selector), call.now)
     if within.ports:
-        places = _where_ports_are(unit, board, request, node_id, places)
+        places = _where_ports_are(unit, board, request, within, node_id, places)
     manual = request.manual_numa_config
     if isinstance(selector, ByNodeWithResources):
         manual = selector.wanted.resources.manual_numa_config or manual
@@ -230,10 +230,17 @@ def _where_its_disks_are(
 
 
 def _where_ports_are(
-    unit: ReadUnit, board: Board, request: RentRequest, node_id: str | None, places: frozenset[str] | None
+    unit: ReadUnit,
+    board: Board,
+    request: RentRequest,
+    within: Inside,
+    node_id: str | None,
+    places: frozenset[str] | None,
 ) -> frozenset[str] | None:
-    """Narrow the places down to datacenters that publish ports. Refusal where none of them does."""
-    closed = {one.id for one in board.datacenters.values() if one.tunnel == "none"}
+    """Narrow the places down to datacenters that publish these ports. Refusal where none of them does."""
+    udp = any(proto == "udp" for _, proto, _ in within.ports)
+    unfit = {"none", "relay"} if udp else {"none"}
+    closed = {one.id for one in board.datacenters.values() if one.tunnel in unfit}
     if not closed:
         return places
     if node_id is not None:
@@ -244,9 +251,9 @@ def _where_ports_are(
     left = None if asked is None else asked - closed
     if asked and not left:
         param = "ports" if request.ports else "config"
-        raise Refusal(
-            Code.VALIDATION_FAILED, "ports: the datacenter publishes none; rent without, or elsewhere", param=param
-        )
+        relayed = any(board.datacenters[one].tunnel == "relay" for one in asked)
+        why = "is behind a relay, which carries TCP and no UDP" if relayed else "publishes none"
+        raise Refusal(Code.VALIDATION_FAILED, f"ports: the datacenter {why}; rent without, or elsewhere", param=param)
     return places if left is None or node_id is not None else left
 
 

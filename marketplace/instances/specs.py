@@ -30,6 +30,7 @@ from marketplace.nodes.tables import gpu
 from marketplace.placement import leases
 from marketplace.placement.tables import claim, gpu_slice_claim
 from marketplace.recipes import service as recipes
+from marketplace.relay import granting
 from marketplace.settings import service as settings
 from marketplace.store.db import ReadUnit
 from marketplace.store.vault import Vault
@@ -37,6 +38,8 @@ from marketplace.volumes import service as volumes
 from marketplace.volumes.service import Mounted
 
 GB = 10**9
+_EVERYWHERE = "0.0.0.0"
+_LOOPBACK = "127.0.0.1"
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +61,8 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     gpus: list[str]
     numa: list[NumaSlice]
     ports: list[Published]
+    relays: frozenset[str]
+    """addresses at which relays publish ports"""
     network: Joined | None
     volumes: list[Mounted]
 
@@ -85,6 +90,7 @@ def desired(unit: ReadUnit, vault: Vault, node_id: str) -> Desired:
         leases=leases.grants(unit, node_id),
         erased_volumes=volumes.erasing(unit, node_id),
         erased_disks=environments.erasing(unit, node_id),
+        relayed=granting.home_of(unit, node_id) is not None,
     )
 
 
@@ -103,7 +109,7 @@ def _desired(parts: Parts) -> DesiredInstance:
 def spec(parts: Parts) -> Spec:
     """What the node needs to make it."""
     row, config, secret = parts.row, parts.config, parts.secret
-    ports = [Port(one.guest, one.host, "udp" if one.proto == "udp" else "tcp") for one in parts.ports]
+    ports = [_port(one, parts.relays) for one in parts.ports]
     disks = [Volume(id=one.id, size_bytes=one.size_gb * GB, mount_path=one.mount_path) for one in parts.volumes]
     if row.kind == "Container":
         login = secret.registry_username
@@ -142,6 +148,12 @@ def spec(parts: Parts) -> Spec:
     )
 
 
+def _port(one: Published, relays: frozenset[str]) -> Port:
+    """Where the node publishes a port: for a relay on its own loopback address, else on all of its addresses."""
+    at = _LOOPBACK if one.gateway_ip in relays else _EVERYWHERE
+    return Port(one.guest, one.host, "udp" if one.proto == "udp" else "tcp", at)
+
+
 def _network(joined: Joined) -> Network:
     proxy = joined.proxy
     return Network(
@@ -161,6 +173,7 @@ def _parts(unit: ReadUnit, vault: Vault, rows: Any) -> list[Parts]:
         return []
     sealed = secrets.read(unit, vault, ids)
     ports = networks.ports_of(unit, ids)
+    relays = granting.hosts(unit)
     joined = networks.joined(unit, ids)
     mounted = volumes.of_instances(unit, ids)
     gpus = _gpus(unit, ids)
@@ -173,6 +186,7 @@ def _parts(unit: ReadUnit, vault: Vault, rows: Any) -> list[Parts]:
             gpus=[name[0 if row.kind == "VirtualMachine" else 1] for name in gpus.get(row.id, [])],
             numa=numa.get(row.id, []),
             ports=ports.get(row.id, []),
+            relays=relays,
             network=joined.get(row.id),
             volumes=mounted.get(row.id, []),
         )

@@ -22,6 +22,7 @@ from marketplace.nodes.agent_login import NodeCaller
 from marketplace.nodes.service import ForeignMachineError, StaleSessionError
 from marketplace.nodes.talk import POLL_WAIT_S, UnknownInstanceError
 from marketplace.nodes.waker import LOOK_S, Waker
+from marketplace.relay.access import RelayAnswer, Relaying
 from marketplace.store.db import WriteUnit
 from marketplace.store.ids import new_id
 
@@ -54,6 +55,7 @@ class AgentDoor:
             "register": self._register,
             "ready": self._ready,
             "metrics": self._metrics,
+            "relay": self._relay,
             "shutdown": self._shutdown,
         }
 
@@ -171,6 +173,14 @@ class AgentDoor:
         told = _read(body, Metrics)
         self._write(lambda unit: talk.metrics(unit, caller.provider_id, told, self._context.clock()))
         return Accepted()
+
+    def _relay(self, caller: NodeCaller, body: bytes) -> RelayAnswer:
+        told, context = _read(body, Relaying), self._context
+        try:
+            with context.database.read() as unit:
+                return talk.relay(unit, context.vault, caller.provider_id, told, context.clock())
+        except StaleSessionError as error:
+            raise _stale() from error
 
     def _shutdown(self, caller: NodeCaller, body: bytes) -> Accepted:
         told, scene = _read(body, Shutdown), self._scene(caller)

@@ -34,6 +34,7 @@ from marketplace.nodes.wire import (
 )
 from marketplace.providers import service as providers
 from marketplace.quotas import service as quotas
+from marketplace.relay import granting
 from marketplace.store.db import ReadUnit, WriteUnit
 from marketplace.users.permissions import Permission
 
@@ -161,7 +162,12 @@ def change(call: Call, unit: WriteUnit, request: UpdateRequest) -> IdsAnswer:
         homes = [one for one in datacenters.by_name(unit, [request.datacenter]) if one.provider_id == row.provider_id]
         if not homes:
             raise Refusal(Code.DATACENTER_NOT_FOUND, "The provider has no such datacenter.", param="datacenter")
+        if homes[0].id != row.datacenter_id and granting.publishes(unit, row.id):
+            raise Refusal(
+                Code.NODE_IN_USE, "The relay of its datacenter publishes ports of its machines.", param="datacenter"
+            )
         values["datacenter_id"] = homes[0].id
+        nodes.touch(unit, row.id)
     if request.disabled_gpus is not None:
         off = gpu.c.pci_slot.in_(request.disabled_gpus)
         unit.execute(update(gpu).where(gpu.c.node_id == row.id, off).values(enabled=False))
@@ -407,6 +413,6 @@ OPERATIONS: tuple[Operation[Any], ...] = (
         handler=Writes(change),
         example={"node_id": _NODE, "disabled_gpus": ["0000:1b:00.0"]},
         answer={"node_ids": [_NODE]},
-        errors=(Code.NODE_NOT_FOUND, Code.DATACENTER_NOT_FOUND),
+        errors=(Code.NODE_NOT_FOUND, Code.DATACENTER_NOT_FOUND, Code.NODE_IN_USE),
     ),
 )

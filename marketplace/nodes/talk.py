@@ -29,6 +29,8 @@ from marketplace.nodes import service as nodes
 from marketplace.nodes.rules import SILENT_US
 from marketplace.nodes.tables import gpu_sample, instance_sample, node
 from marketplace.placement import leases
+from marketplace.relay import granting
+from marketplace.relay.access import RelayAnswer, Relaying
 from marketplace.settings import service as settings
 from marketplace.store.db import ReadUnit, WriteUnit
 from marketplace.store.vault import Vault
@@ -143,6 +145,13 @@ def answer(unit: ReadUnit, vault: Vault, provider_id: str, told: Poll, taken: Ta
 def news(answered: Polled) -> bool:
     """Whether an answer tells anything, or whether the node may rather wait."""
     return bool(answered.desired is not None or answered.commands or answered.unknown or answered.want_observed)
+
+
+def relay(unit: ReadUnit, vault: Vault, provider_id: str, told: Relaying, now: int) -> RelayAnswer:
+    """What a node may publish at its relay. StaleSessionError."""
+    return RelayAnswer(
+        granting.grant(unit, vault, nodes.of_session(unit, provider_id, told.session_id, told.epoch), now)
+    )
 
 
 def ready(unit: WriteUnit, provider_id: str, told: Ready, scene: Scene) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import select, update
 
+from marketplace.catalog.tables import datacenter
 from marketplace.providers import service as providers
 from marketplace.providers.tables import provider
 from tests.marketplace.rack import Rack
@@ -111,7 +112,32 @@ def test_ports_of_a_datacenter_are_published_by_its_nodes_or_not_at_all(office: 
     with office.database.write() as unit:
         providers.create(unit, name="home", now=office.clock(), random=office.random)
     asked = {"name": "eu-9", "provider": "home", "country_code": "NL"}
-    for tunnel in ("relay", "frp", ""):
+    for tunnel in ("frp", ""):
         refused = office.ask("datacenters.add", {**asked, "tunnel": tunnel}, admin)
         assert (refused.status, refused.code, refused.param) == (400, "ValidationFailed", "tunnel"), tunnel
-    assert office.ask("datacenters.add", {**asked, "tunnel": "none"}, admin).status in (200, 201)
+    none = office.ask("datacenters.add", {**asked, "tunnel": "none"}, admin)
+    assert none.status in (200, 201)
+    assert none.body["relay_secret"] is None
+
+
+def test_a_datacenter_behind_a_relay_says_where_that_is_and_gets_its_secret_once(office: Office, admin: Caller) -> None:
+    with office.database.write() as unit:
+        providers.create(unit, name="home", now=office.clock(), random=office.random)
+    asked = {"name": "eu-9", "provider": "home", "country_code": "NL"}
+    relay = {**asked, "tunnel": "relay", "tunnel_host": "relay.example", "relay_port": 7000}
+    for wrong, param in (
+        ({**relay, "tunnel_host": None}, "tunnel_host"),
+        ({**relay, "relay_port": None}, "relay_port"),
+        ({**relay, "relay_port": 20_000}, "relay_port"),
+        ({**relay, "tunnel": "nat"}, "relay_port"),
+    ):
+        refused = office.ask("datacenters.add", wrong, admin)
+        assert (refused.status, refused.code, refused.param) == (400, "ValidationFailed", param), wrong
+    made = office.ask("datacenters.add", relay, admin)
+    assert made.status in (200, 201)
+    secret = made.body["relay_secret"]
+    assert len(bytes.fromhex(secret)) == 32
+    with office.database.read() as unit:
+        sealed = unit.select(select(datacenter.c.relay_sealed).where(datacenter.c.id == made.body["id"])).scalar_one()
+    assert bytes.fromhex(secret) not in sealed
+    assert secret.encode() not in sealed

@@ -126,10 +126,23 @@ def create_tables_1() -> None:
         sa.Column(
             "tunnel_host", sa.Text(), nullable=True, comment="address of published ports; null is that of each node"
         ),
+        sa.Column(
+            "relay_port", sa.BigInteger(), nullable=True, comment="where nodes connect to the relay of tunnel_host"
+        ),
+        sa.Column(
+            "relay_sealed",
+            sa.LargeBinary(),
+            nullable=True,
+            comment="the secret shared with the relay, encrypted at rest",
+        ),
         sa.Column("port_from", sa.BigInteger(), nullable=False, comment="ports that may be published: first and last"),
         sa.Column("port_to", sa.BigInteger(), nullable=False),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
-        sa.CheckConstraint("tunnel IN ('none', 'nat')", name=op.f("ck_datacenter_tunnel_known")),
+        sa.CheckConstraint("tunnel IN ('none', 'nat', 'relay')", name=op.f("ck_datacenter_tunnel_known")),
+        sa.CheckConstraint(
+            "tunnel <> 'relay' OR (tunnel_host IS NOT NULL AND relay_port IS NOT NULL AND relay_sealed IS NOT NULL)",
+            name=op.f("ck_datacenter_relay_whole"),
+        ),
         sa.CheckConstraint(
             "0 < port_from AND port_from <= port_to AND port_to <= 65535", name=op.f("ck_datacenter_ports_possible")
         ),

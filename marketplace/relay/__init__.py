@@ -1,0 +1,1 @@
+"""Ports of machines that nobody can reach, published by a relay that their nodes connect to."""
