@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from engine.intake import UnfitError
 from engine.layers.linear import MergedLinear, Part
@@ -26,6 +27,8 @@ from engine.weights.errors import WeightsError
 from engine.wire import AdapterQuery, AdapterReply
 from kernels.interface import LinearWeight, Ops
 
+SAME_ROWS = 128
+"""Rows of every product of padded steps in deterministic mode: libraries choose their algorithm by shape."""
 ALIGNMENT = 32
 """Ranks are filled up with zeros to multiples of it, as packed operations like them."""
 
@@ -39,6 +42,8 @@ class Rows:
     """Which adapter each row of a step has; shared by all matrices."""
 
     slots: int
+    deterministic: bool = False
+    """A row's bits depend on that row alone, where steps are padded, too"""
     of_token: Tensor | None = None
     """int32 [T]: slot, −1 for none; None: no row has one"""
     groups: list[tuple[int, Tensor]] = field(default_factory=list)
@@ -111,13 +116,19 @@ class AdaptedLinear:
                     y[which] += self._ops.linear(self._ops.linear(x[which], pair[0]), pair[1]).to(y.dtype)
             return y
         assert rows.others is not None
-        inner = (x @ self._a.T).view(x.shape[0], len(self._parts), rows.slots, -1)
+        inner = self._product(x, self._a).view(x.shape[0], len(self._parts), rows.slots, -1)
         inner = inner.masked_fill(rows.others[:, None, :, None], 0)  # a product with 0 would keep another's overflow
         first = 0
         for i, up in enumerate(self._b):
-            y[:, first : first + up.shape[0]] += inner[:, i].flatten(1) @ up.T
+            y[:, first : first + up.shape[0]] += self._product(inner[:, i].flatten(1), up)
             first += up.shape[0]
         return y
+
+    def _product(self, x: Tensor, matrix: Tensor) -> Tensor:
+        if not self._rows.deterministic:
+            return x @ matrix.T
+        pieces = [pad(piece, (0, 0, 0, SAME_ROWS - piece.shape[0])) @ matrix.T for piece in x.split(SAME_ROWS)]
+        return torch.cat(pieces)[: x.shape[0]]
 
 
 @dataclass(slots=True)
@@ -145,9 +156,10 @@ class Adapters:
         rank: int,
         dtype: torch.dtype = torch.float32,
         device: str = "cpu",
+        deterministic: bool = False,
     ) -> None:
         """linears: the matrices that adapters may change; rank: the highest that is taken; dtype: of activations."""
-        self._rows = Rows(slots)
+        self._rows = Rows(slots, deterministic)
         self._dtype, self._device = dtype, device
         self._rank = rank
         self._linears = [AdaptedLinear(linear, parts, self._rows, ops) for linear, parts in linears]

@@ -98,6 +98,7 @@ def _take_adapters(model: CausalLM, loader: LayerLoader, config: EngineConfig, p
         rank=config.max_lora_rank,
         dtype=torch.float32 if loader.device == "cpu" else loader.dtype,
         device=loader.device,
+        deterministic=config.deterministic,
     )
     if loader.device != "cpu" or config.graphs == "on":
         model.adapters.pad()

@@ -244,6 +244,23 @@ def test_rows_that_are_stored_in_another_order_are_changed_where_they_lie() -> N
         assert torch.equal(result[1], OPS.linear(x, linear.weight)[1])
 
 
+def test_in_deterministic_mode_a_padded_row_has_the_same_bits_whatever_is_beside_it() -> None:
+    draw = torch.Generator().manual_seed(2)
+    linear = MergedLinear(OPS, [torch.zeros(64, 700)])
+    adapters = Adapters(OPS, [(linear, [Part("m", 64, None)])], slots=2, rank=16, deterministic=True)
+    adapters.pad()
+    assert linear.adapted is not None
+    delta = Delta(torch.randn(16, 700, generator=draw), torch.randn(64, 16, generator=draw))
+    linear.adapted.put(1, {"m": delta})  # type: ignore[attr-defined]  # as above
+    x = torch.randn(300, 700, generator=draw)
+    adapters.begin(torch.ones(300, dtype=torch.int32))
+    together = linear(x)
+    assert torch.allclose(together, x @ (delta.b @ delta.a).T, atol=2e-2)
+    for rows in (slice(0, 1), slice(0, 7), slice(130, 131), slice(290, 300)):
+        adapters.begin(torch.ones(rows.stop - rows.start, dtype=torch.int32))
+        assert torch.equal(linear(x[rows]), together[rows])
+
+
 def test_what_overflows_in_one_adapter_reaches_no_other_row() -> None:
     linear = MergedLinear(OPS, [torch.eye(4)])
     adapters = Adapters(OPS, [(linear, [Part("m", 4, None)])], slots=2, rank=1)
