@@ -23,7 +23,7 @@ from gateway.admission.spendings import Spendings
 from gateway.bootstrap import Prepared
 from gateway.chores import Chores, mail_of, marketplace_chores
 from gateway.fleet.catalogue import Catalogue
-from gateway.fleet.deploy import MakeReplica, Supervisors, deploy
+from gateway.fleet.deploy import MakeReplica, deploy, supervisors
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.leases import LocalLeaseKeeper, Terms
 from gateway.fleet.offers import Served, check
@@ -99,7 +99,7 @@ class Gateway:
         self.settings = settings
         self.telemetry = Telemetry()
         self._terms = _terms(settings, served[0].name)
-        made = deploy(settings, served, replica or Supervisors(settings, served, self._terms))
+        made = deploy(settings, served, replica or supervisors(settings, served, self._terms))
         self.fleet = Fleet(
             [deployment for deployment, _ in made],
             budget=settings.memory_mib * MIB,

@@ -94,6 +94,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     replicas: int = 1
     """Engine processes that serve the model, each with weights and a KV cache of its own: on a CPU they share the
     cores, on GPUs each takes one of its own."""
+    ray: str = ""
+    """Ray cluster whose machines run the replicas: its address (host:6379), auto for the one that this machine is part
+    of, or local for one on this machine alone. Each machine has headrace installed and finds the model under the same
+    name or path. Empty runs them here, without Ray."""
     routing: Literal["prefix", "least-work", "round-robin"] = "prefix"
     """Which of several replicas gets a request: where the most of its prefix is cached and the least work waits, where
     the least work waits, or each in turn."""
@@ -138,6 +142,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             ("oauth-client-id", bool(self.oauth_client_id) or not self.oauth_issuer, "must be given with an issuer"),
             ("oauth-name", bool(self.oauth_name), "must not be empty"),
             ("replicas", 1 <= self.replicas <= MOST_REPLICAS, f"must be between 1 and {MOST_REPLICAS}"),
+            ("ray", not (self.ray and self.lease_socket), "places engines on machines that --lease-socket is not for"),
+            ("ray", not self.ray.startswith("ray://"), "takes the address of a cluster, not of a Ray client's server"),
             ("tensor-parallel", self.engine.tensor_parallel >= 1, "must be at least 1"),
             ("memory-mib", self.memory_mib >= 0, "must not be negative"),
             ("idle-sleep-s", self.idle_sleep_s >= 0, "must not be negative"),

@@ -28,6 +28,15 @@ MakeReplica = Callable[[Served, int, Tokenizer], Replica]
 """The supervisor of a model's replica of this number."""
 
 
+def supervisors(settings: Settings, served: Sequence[Served], terms: Terms) -> MakeReplica:
+    """Who makes the supervisors that the settings describe, on this machine or through Ray. Raises SettingError."""
+    if not settings.ray:
+        return Supervisors(settings, served, terms)
+    from gateway.fleet.ray import RaySupervisors  # only who asks for it has to have it
+
+    return RaySupervisors(settings, served)
+
+
 def deploy(settings: Settings, served: Sequence[Served], make: MakeReplica) -> list[tuple[Deployment, Model]]:
     """What serves each model, and how it is offered. Nothing is started. Raises WeightsError when a tokenizer cannot be
     read."""

@@ -7,12 +7,14 @@ import asyncio
 import contextlib
 import enum
 import logging
+import math
 import os
 import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -49,6 +51,28 @@ class State(enum.StrEnum):
 
 class StartError(Exception):
     """The engine cannot start however often it is tried; the message is its own."""
+
+
+class Child(Protocol):
+    """A process, here or on another machine."""
+
+    @property
+    def pid(self) -> int:
+        """Its id on its machine; 0 while that is not known."""
+        ...
+
+    @property
+    def stdin(self) -> asyncio.StreamWriter | None:
+        """What it reads, where somebody may write to it."""
+        ...
+
+    async def wait(self) -> int:
+        """Its exit status, once it has ended; below 0 for a signal."""
+        ...
+
+    def send_signal(self, signal: int, /) -> None:
+        """Raises ProcessLookupError when it has gone."""
+        ...
 
 
 class Backoff(msgspec.Struct, frozen=True):
@@ -88,6 +112,9 @@ class Replica:
 
     `client` is one object for all restarts: while the engine is away it refuses with EngineError("engine_down").
     """
+
+    _connect_s = math.inf
+    """Longest that one attempt to connect may take."""
 
     def __init__(
         self,
@@ -226,7 +253,7 @@ class Replica:
     def _served_s(self) -> float:
         return 0.0 if self._ready_at is None else max(self._clock() - self._ready_at, 1e-9)
 
-    async def _enter(self, process: asyncio.subprocess.Process, tenancy: Tenancy) -> bool:
+    async def _enter(self, process: Child, tenancy: Tenancy) -> bool:
         """Lease the process its GPUs, and tell it where it waits for them. False where there are none."""
         try:
             lease = await tenancy.begin(process.pid)
@@ -242,9 +269,7 @@ class Replica:
             process.stdin.close()
         return True
 
-    async def _live(
-        self, process: asyncio.subprocess.Process, exited: asyncio.Task[int], tenancy: Tenancy
-    ) -> Ending | None:
+    async def _live(self, process: Child, exited: asyncio.Task[int], tenancy: Tenancy) -> Ending | None:
         """Return when the process has gone or is of no use, or its lease is to end: that, and until when."""
         life = asyncio.create_task(self._answer(process, exited))
         try:
@@ -257,15 +282,13 @@ class Replica:
         life.result()
         return None
 
-    async def _answer(self, process: asyncio.subprocess.Process, exited: asyncio.Task[int]) -> None:
+    async def _answer(self, process: Child, exited: asyncio.Task[int]) -> None:
         await self._connect(exited, self._patience.start_s)
         if self.client.connected:
             self._ready_at = self._clock()
             await self._serve(process, exited)
 
-    async def _leave(
-        self, process: asyncio.subprocess.Process, exited: asyncio.Task[int], ending: Ending, left_s: float
-    ) -> None:
+    async def _leave(self, process: Child, exited: asyncio.Task[int], ending: Ending, left_s: float) -> None:
         """Finish what runs as far as there is time, and abort the rest: its clients and the ledger are told."""
         self._fault = self.last_error = ending.why
         log.warning("the engine has to go within %.1f s: %s", left_s, ending.why)
@@ -275,7 +298,7 @@ class Replica:
         drain_s = max(0.1, left_s - patience.kill_s - patience.margin_s)
         await self._drain(process, exited, min(max(0.1, self._drain_s), drain_s))
 
-    async def _spawn(self) -> asyncio.subprocess.Process:
+    async def _spawn(self) -> Child:
         self.socket_path.unlink(missing_ok=True)
         output = self._open_log()
         # A session of its own, so that Ctrl-C at the terminal reaches the gateway alone, which drains the engine.
@@ -326,19 +349,23 @@ class Replica:
             if left <= 0:
                 self._fault = f"it was not ready within {patience_s:g} s"
                 return
-            if self.socket_path.exists():
+            if self._listens():
                 try:
-                    await self.client.connect(timeout_s=left)
+                    await self.client.connect(timeout_s=min(left, self._connect_s))
                     return
                 except EngineError as error:
-                    if error.code == "protocol":
+                    if error.code in ("protocol", "denied"):
                         self._fault = self._fatal = error.message
                         return
             await asyncio.wait({exited}, timeout=0.02)
 
-    async def _serve(self, process: asyncio.subprocess.Process, exited: asyncio.Task[int]) -> None:
+    def _listens(self) -> bool:
+        """Whether the engine can be connected to."""
+        return self.socket_path.exists()
+
+    async def _serve(self, process: Child, exited: asyncio.Task[int]) -> None:
         """Return when the process has gone, or hangs. A connection lost while the process lives is opened again."""
-        while self.client.connected:
+        while self.client.connected and not exited.done():
             self._become(State.READY)
             lost = asyncio.create_task(self.client.wait_lost())
             probe = asyncio.create_task(self._probe())
@@ -374,7 +401,7 @@ class Replica:
                 return
             await asyncio.sleep(patience.probe_s)
 
-    async def _drain(self, process: asyncio.subprocess.Process, exited: asyncio.Task[int], drain_s: float) -> None:
+    async def _drain(self, process: Child, exited: asyncio.Task[int], drain_s: float) -> None:
         """SIGTERM: finish what runs; at the end of the drain another one: abort the rest and say so."""
         for patience in (drain_s, self._patience.kill_s):
             if exited.done():
@@ -383,14 +410,17 @@ class Replica:
                 process.send_signal(signal.SIGTERM)
             await asyncio.wait({exited}, timeout=patience)
 
-    async def _end(self, process: asyncio.subprocess.Process, exited: asyncio.Task[int]) -> None:
+    async def _end(self, process: Child, exited: asyncio.Task[int]) -> None:
         """Leave nothing behind: neither the process and its children nor the connection."""
-        if not exited.done():
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+        await self._kill(process, exited)
         await exited
         self.pid = None
         await self.client.close()
+
+    async def _kill(self, process: Child, exited: asyncio.Task[int]) -> None:
+        if not exited.done():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
     def _reason(self, status: int) -> str:
         """The process's own last `error:` line, or how it ended."""

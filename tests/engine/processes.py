@@ -37,6 +37,12 @@ raise SystemExit(main(load=lambda config: Paced(script)))
 """
 
 
+def worker_command(**script: object) -> list[str]:
+    """The worker with a scripted core, with room for options at its end."""
+    text = msgspec.json.encode(Script(**script)).decode()  # type: ignore[arg-type]
+    return [sys.executable, "-c", WORKER.replace("sys.argv.pop()", repr(text))]
+
+
 class Engine:
     """A running engine process of either kind, and a client that is connected to it."""
 
