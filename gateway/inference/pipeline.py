@@ -138,6 +138,7 @@ async def answer(services: Services, exchange: Exchange, parse: Callable[[bytes]
             exchange,
             admitted,
             lambda sink, usage: orjson.dumps(ask.body(exchange.request_id, created, sink.choices, usage, tokenizer)),
+            services.threads if model.dimensions else None,  # two thousand vectors take a second
         )
 
 

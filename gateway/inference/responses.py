@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import Executor
 from typing import Any
 
 from gateway.inference.answer import Answer
@@ -14,8 +15,14 @@ from gateway.inference.sinks import BodySink, StreamSink
 from gateway.inference.sse import KEEP_ALIVE
 
 
-async def respond_body(exchange: Exchange, answer: Answer, render: Callable[[BodySink, dict[str, Any]], bytes]) -> None:
-    """Wait for the whole answer and send it. Raises ApiError when it failed, ClientGone."""
+async def respond_body(
+    exchange: Exchange,
+    answer: Answer,
+    render: Callable[[BodySink, dict[str, Any]], bytes],
+    threads: Executor | None = None,
+) -> None:
+    """Wait for the whole answer and send it, rendered in one of the threads where it is large. Raises ApiError when it
+    failed, ClientGone."""
     exchange.line.on_lost = lambda: answer.abandon("disconnected")
     try:
         await asyncio.shield(answer.over)
@@ -30,7 +37,11 @@ async def respond_body(exchange: Exchange, answer: Answer, render: Callable[[Bod
         raise ClientGone
     assert isinstance(answer.sink, BodySink)
     cost = (b"x-cost-nanousd", b"%d" % answer.cost)
-    await exchange.json(200, render(answer.sink, answer.usage), (cost,))
+    if threads is None:
+        body = render(answer.sink, answer.usage)
+    else:
+        body = await asyncio.get_running_loop().run_in_executor(threads, render, answer.sink, answer.usage)
+    await exchange.json(200, body, (cost,))
 
 
 async def respond_stream(exchange: Exchange, answer: Answer, slow_client_s: float, keep_alive_s: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import threading
 from array import array
 from collections.abc import Iterator
 from typing import Any
@@ -152,6 +153,18 @@ def test_a_call_that_fails_in_the_middle_costs_nothing(vectors: Any) -> None:
         assert len(costs) >= 24 and set(costs) == {0}
     finally:
         vectors.script(max_context=65)
+
+
+def test_vectors_are_written_beside_the_event_loop(vectors: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    render, by = EmbeddingAsk._render, set()
+
+    def watched(self: EmbeddingAsk, vector: bytes | None) -> Any:
+        by.add(threading.current_thread().name.partition("_")[0])
+        return render(self, vector)
+
+    monkeypatch.setattr(EmbeddingAsk, "_render", watched)
+    assert len(vectors.client().embeddings.create(model="tiny", input=["a", "b"], encoding_format="float").data) == 2
+    assert by == {"tokenise"}
 
 
 def test_a_short_vector_is_as_long_as_the_whole() -> None:
