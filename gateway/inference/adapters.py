@@ -66,6 +66,8 @@ async def load(services: Services, fleet: Iterable[Deployment], database: Databa
     """Load an adapter into every engine of its base, or into none. Raises ApiError."""
     key, ask = await _read(services, database, exchange, LoadAsk)
     base = _base(services.catalogue, ask.base_model)
+    if not key.may_use(base.name):
+        raise errors.model_not_found(base.name)
     name = ask.lora_name
     if not name or "=" in name or len(name) > 200 or not name.isprintable():
         raise errors.invalid(
@@ -99,7 +101,7 @@ async def unload(services: Services, fleet: Iterable[Deployment], database: Data
     """Offer an adapter no more, and unload it; requests that use it go on. Raises ApiError."""
     key, ask = await _read(services, database, exchange, UnloadAsk)
     model = services.catalogue.find(ask.lora_name)
-    if model is None or not model.adapter:
+    if model is None or not model.adapter or not key.may_use(model.base):
         raise ApiError(404, f"There is no adapter '{ask.lora_name}'.", code="model_not_found", param="lora_name")
     # A model that is away is not loaded for this: what it could not be loaded with may be this very adapter.
     deployment = _deployment(fleet, model)

@@ -73,8 +73,9 @@ async def unload(services: Services, fleet: Fleet, database: Database, exchange:
 
 async def states(services: Services, fleet: Fleet, database: Database, exchange: Exchange) -> None:
     """Where every model is. Raises ApiError."""
-    await _authenticate_admin(services, database, exchange)
-    body = {"object": "list", "data": [_state(deployment) for deployment in fleet], "memory_budget": _budget(fleet)}
+    key = await _authenticate_admin(services, database, exchange)
+    shown = [_state(deployment) for deployment in fleet if key.may_use(deployment.name)]
+    body = {"object": "list", "data": shown, "memory_budget": _budget(fleet)}
     await exchange.json(200, orjson.dumps(body))
 
 
@@ -85,7 +86,7 @@ async def _asked(
     key = await _authenticate_admin(services, database, exchange)
     ask = decode(await exchange.body(BODY_BYTES, services.limits.body_timeout_s), MoveAsk, _POLICY)[0]
     deployment = fleet.find(ask.model)
-    if deployment is None:
+    if deployment is None or not key.may_use(ask.model):
         raise errors.model_not_found(ask.model)
     return key, deployment
 

@@ -144,6 +144,24 @@ def test_only_admins_load_and_unload(shared: Any) -> None:
         state.owner_id = owner
 
 
+def test_a_key_reaches_no_further_than_its_models_for_admins_either(
+    shared: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = next(iter(shared.do(lambda: list(shared.gateway.services.keys._keys.values()))))
+    monkeypatch.setattr(state, "allowed_models", frozenset({"another"}))
+    for path, body in (
+        ("load_lora_adapter", {"lora_name": "x", "lora_path": "/x"}),
+        ("sleep_model", {"model": "tiny"}),
+        ("unload_model", {"model": "tiny"}),
+        ("load_model", {"model": "tiny"}),
+    ):
+        status, answer = post(shared, path, **body)
+        assert (status, answer["error"]["code"]) == (404, "model_not_found"), path
+    seen = shared.ask(shared.headed(f"authorization: Bearer {shared.key}", method="GET", path="/v1/model_states"))
+    assert json.loads(seen.body)["data"] == []
+    assert shared.do(lambda: shared.gateway.fleet.find("tiny").awake)
+
+
 def test_adapters_of_the_start_are_options_that_repeat() -> None:
     options = make_parser().parse_args(["serve", "--lora", "a=/x", "--lora", "b=/y"])
     assert read_settings(options).engine.lora == ("a=/x", "b=/y")
