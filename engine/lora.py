@@ -127,7 +127,7 @@ class AdaptedLinear:
     def _product(self, x: Tensor, matrix: Tensor) -> Tensor:
         if not self._rows.deterministic:
             return x @ matrix.T
-        pieces = [pad(piece, (0, 0, 0, SAME_ROWS - piece.shape[0])) @ matrix.T for piece in x.split(SAME_ROWS)]
+        pieces = [pad(piece, (0, 0, 0, SAME_ROWS - piece.shape[0])) @ matrix.T for piece in torch.split(x, SAME_ROWS)]
         return torch.cat(pieces)[: x.shape[0]]
 
 
