@@ -129,7 +129,7 @@ class EngineCore:
             max_seqs=most_sequences(config, max_running),
         )
         self.steps = steps
-        self.model, self.device = model, device
+        self.model, self.draft, self.device = model, draft, device
         self._lost: DeviceLostError | None = None
         self._runner = Runner(steps, device, max_running, plan.page_size)
         self._flights: deque[Flight] = deque()

@@ -38,7 +38,7 @@ class RestingCore:
     def __init__(self, core: EngineCore) -> None:
         """`core` is awake."""
         self._core: EngineCore | None = core
-        self._model = core.model
+        self._model, self._draft = core.model, core.draft
         self._parked: ParkedWeights | None = None
         self._last = core.snapshot(0)
         self._ended, self._metrics = core.ended, core.metrics
@@ -92,14 +92,21 @@ class RestingCore:
         if self._device.name == "cpu":
             trim()
         else:
-            self._parked = ParkedWeights(tensors_of(self._model))
+            self._parked = ParkedWeights(tensors_of([self._model, self._draft]))
 
     def _wake(self) -> None:
         if self._parked is not None:
             self._parked.bring_back()
             self._parked = None
         config = self._config
-        core = EngineCore(config, self._model, self._ops, device=self._device, free_bytes=config.kv_memory_mib * MIB)
+        core = EngineCore(
+            config,
+            self._model,
+            self._ops,
+            device=self._device,
+            free_bytes=config.kv_memory_mib * MIB,
+            draft=self._draft,
+        )
         # What is known of earlier requests, and what was counted, goes on: it is the same process.
         core.epoch, core.ended, core.metrics = self.epoch, self._ended, self._metrics
         self._core = core

@@ -13,9 +13,12 @@ import torch
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.generation import EngineError
+from engine.models.registry import load_model
 from engine.rest import ParkedWeights, RestingCore, tensors_of
 from engine.sampling_params import SamplingParams
+from engine.weights.sources import ModelSource
 from engine.wire import AdapterQuery, Submit, pack_tokens, unpack_tokens
+from kernels.fallback import TorchOps
 from tests.engine.processes import engine
 from tests.engine.tiny_models import tiny_checkpoint
 
@@ -71,6 +74,16 @@ def test_a_request_wakes_it(checkpoint: Path) -> None:
     before = answer(core, "a")
     core.rest(True)
     assert answer(core, "b") == before and not core.asleep
+
+
+def test_its_draft_model_sleeps_and_wakes_with_it(checkpoint: Path) -> None:
+    config = EngineConfig(device="cpu", kv_memory_mib=1, threads=1, speculate="draft", draft_model="itself")
+    ops = TorchOps()
+    model = load_model(ModelSource(checkpoint, "safetensors", "tiny"), config, ops)
+    core = RestingCore(EngineCore(config, model, ops, draft=model))
+    before = answer(core, "a")
+    core.rest(True)
+    assert answer(core, "b") == before and core.awake.draft is model
 
 
 def test_who_cannot_wake_it_is_told_and_it_lives(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
