@@ -27,7 +27,7 @@ from gateway.inference.audit import record
 from gateway.inference.decode import FieldPolicy, decode
 from gateway.inference.errors import ApiError
 from gateway.inference.http import Exchange
-from gateway.inference.pipeline import Services, authenticate, visit_to
+from gateway.inference.pipeline import Services, authenticate, name_ignored, visit_to
 from gateway.settings import SettingError
 from marketplace.store.db import Database
 from marketplace.users import service as users
@@ -133,7 +133,9 @@ async def _read(services: Services, database: Database, exchange: Exchange, kind
     key = await authenticate(services, exchange)
     if not await asyncio.to_thread(_of_admin, database, key):
         raise ApiError(403, "Only keys of admins may load and unload adapters.", code="permission_denied")
-    return key, decode(await exchange.body(BODY_BYTES, services.limits.body_timeout_s), kind, _POLICY)[0]
+    ask, ignored = decode(await exchange.body(BODY_BYTES, services.limits.body_timeout_s), kind, _POLICY)
+    name_ignored(exchange, ignored)
+    return key, ask
 
 
 def _of_admin(database: Database, key: KeyState) -> bool:

@@ -21,7 +21,7 @@ from gateway.inference.audit import record
 from gateway.inference.decode import FieldPolicy, decode
 from gateway.inference.errors import ApiError
 from gateway.inference.http import Exchange
-from gateway.inference.pipeline import Services, authenticate
+from gateway.inference.pipeline import Services, authenticate, name_ignored
 from marketplace.store.db import Database
 from marketplace.users import service as users
 
@@ -84,7 +84,8 @@ async def _asked(
 ) -> tuple[KeyState, Deployment]:
     """An admin's key, and the model that they name. Raises ApiError."""
     key = await _authenticate_admin(services, database, exchange)
-    ask = decode(await exchange.body(BODY_BYTES, services.limits.body_timeout_s), MoveAsk, _POLICY)[0]
+    ask, ignored = decode(await exchange.body(BODY_BYTES, services.limits.body_timeout_s), MoveAsk, _POLICY)
+    name_ignored(exchange, ignored)
     deployment = fleet.find(ask.model)
     if deployment is None or not key.may_use(ask.model):
         raise errors.model_not_found(ask.model)

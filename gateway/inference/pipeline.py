@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from urllib.parse import quote
 
@@ -98,9 +98,7 @@ async def answer(services: Services, exchange: Exchange, parse: Callable[[bytes]
     key = await authenticate(services, exchange)
     body = await exchange.body(services.limits.body_bytes, services.limits.body_timeout_s)
     ask = parse(body)
-    if ask.ignored:
-        named = ",".join(quote(name[:80], safe="[]._-") for name in ask.ignored)
-        exchange.extra.append((b"x-ignored-parameters", named.encode("ascii")))
+    name_ignored(exchange, ask.ignored)
     model = services.catalogue.find(ask.request.model)
     price = None if model is None else model.price
     if model is None or price is None or not key.may_use(model.name):
@@ -140,6 +138,13 @@ async def answer(services: Services, exchange: Exchange, parse: Callable[[bytes]
             lambda sink, usage: orjson.dumps(ask.body(exchange.request_id, created, sink.choices, usage, tokenizer)),
             services.threads if model.dimensions else None,  # two thousand vectors take a second
         )
+
+
+def name_ignored(exchange: Exchange, ignored: Iterable[str]) -> None:
+    """Say in the answer which fields of the body were not known."""
+    named = ",".join(quote(name[:80], safe="[]._-") for name in ignored)
+    if named:
+        exchange.extra.append((b"x-ignored-parameters", named.encode("ascii")))
 
 
 async def visit_to(model: Model) -> Visit:

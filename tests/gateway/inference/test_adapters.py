@@ -126,7 +126,9 @@ def test_what_cannot_be_loaded_is_refused_by_field(shared: Any) -> None:
         assert (status, answer["error"]["param"]) == (400, field), body
     assert "/x/broken/adapter_config.json" in answer["error"]["message"]
     assert post(shared, "load_lora_adapter", lora_name="x", lora_path="/x", base_model="other")[0] == 404
-    assert post(shared, "unload_lora_adapter", lora_name="x")[0] == 404
+    for path in ("unload_lora_adapter", "unload_model"):
+        told = shared.ask(shared.request({"lora_name": "x", "model": "x", "force": True}, f"/v1/{path}"))
+        assert told.status == 404 and "force" in told.headers["x-ignored-parameters"].split(","), path
     assert post(shared, "unload_lora_adapter", lora_name="tiny")[0] == 404, "a model is no adapter"
     assert post(shared, "load_lora_adapter", key="hr_u_nobody", lora_name="x", lora_path="/x")[0] == 401
     assert [model.id for model in shared.client().models.list().data] == ["tiny"]
