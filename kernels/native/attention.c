@@ -60,7 +60,7 @@ static inline void transpose8(const __m256 in[8], float *out) { /* rows of in be
 
 static inline __m256 load8(const void *p, int64_t index, int kind) {
     if (kind == HR_F32) return _mm256_loadu_ps((const float *)p + index);
-    if (kind == HR_E4M3) return (__m256)vf_load_e4m3((const uint8_t *)p + index);
+    if (kind == HR_E4M3) return hr_load8_e4m3((const uint8_t *)p + index);
     __m128i h = _mm_loadu_si128((const __m128i *)((const uint16_t *)p + index));
     if (kind == HR_F16) return _mm256_cvtph_ps(h);
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));

@@ -23,6 +23,7 @@ static void close_groups(const hr_route_args *a, const float *by, uint8_t *taken
     int size = a->experts / a->groups;
     for (int g = 0; g < a->groups; g++) {
         int first = best_of(by, taken, g * size, (g + 1) * size);
+        if (first < 0) __builtin_unreachable(); /* groups have two experts at least, and none is taken yet */
         taken[first] = 1;
         worth[g] = by[first] + by[best_of(by, taken, g * size, (g + 1) * size)];
         taken[first] = 0;

@@ -178,6 +178,24 @@ HR_INLINE uint8_t hr_to_e4m3(float x) { /* to nearest, ties to even, at most 448
     return (uint8_t)(sign | (((bits + 0x7ffff + (bits >> 20 & 1)) >> 20) - (120 << 3)));
 }
 
+#if defined(HR_AVX512) || defined(HR_AVX2)
+HR_INLINE __m256 hr_load8_e4m3(const uint8_t *p) { /* eight, whatever the lanes of vf */
+    __m128i w = _mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i *)p));
+    w = _mm_or_si128(_mm_slli_epi16(_mm_and_si128(w, _mm_set1_epi16(0x80)), 8),
+                     _mm_slli_epi16(_mm_and_si128(w, _mm_set1_epi16(0x7f)), 7));
+    return _mm256_mul_ps(_mm256_cvtph_ps(w), _mm256_set1_ps(256.0f));
+}
+#endif
+
+#if !defined(HR_AVX512) && !defined(HR_AVX2)
+/* Not inlined: lane by lane it is so much code that compilers take half a minute for a file with it in its loops. */
+__attribute__((noinline, unused)) static vf hr_lanes_of_e4m3(const uint8_t *p) {
+    vf v;
+    for (int i = 0; i < HR_LANES; i++) v[i] = hr_from_e4m3(p[i]);
+    return v;
+}
+#endif
+
 HR_INLINE vf vf_load_e4m3(const uint8_t *p) {
 #if defined(HR_AVX512)
     __m256i w = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)p));
@@ -185,14 +203,9 @@ HR_INLINE vf vf_load_e4m3(const uint8_t *p) {
                         _mm256_slli_epi16(_mm256_and_si256(w, _mm256_set1_epi16(0x7f)), 7));
     return (vf)_mm512_cvtph_ps(w) * 256.0f;
 #elif defined(HR_AVX2)
-    __m128i w = _mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i *)p));
-    w = _mm_or_si128(_mm_slli_epi16(_mm_and_si128(w, _mm_set1_epi16(0x80)), 8),
-                     _mm_slli_epi16(_mm_and_si128(w, _mm_set1_epi16(0x7f)), 7));
-    return (vf)_mm256_cvtph_ps(w) * 256.0f;
+    return (vf)hr_load8_e4m3(p);
 #else
-    vf v;
-    for (int i = 0; i < HR_LANES; i++) v[i] = hr_from_e4m3(p[i]);
-    return v;
+    return hr_lanes_of_e4m3(p);
 #endif
 }
 
