@@ -12,7 +12,8 @@ guesses meanwhile, and of requests that would write the same shared page one wai
 
 A request that is not worth guessing for is compared all the same, now and then: the draft reads what was generated
 meanwhile, and each token tells whether it would have been guessed. It reads at most PER_TOKEN tokens for each that is
-generated without guesses. New requests are expected to do as others did.
+generated without guesses. Where its passes take too long for any guess to pay, one of them is timed again, now and
+then. New requests are expected to do as others did.
 
 After: Leviathan, Kalman, Matias, arXiv 2211.17192; Chen et al., arXiv 2302.01318. Guesses are the draft's most probable
 tokens, and they stand where the model's own choice is the same, so that nothing is accepted or rejected by chance.
@@ -53,6 +54,9 @@ LATER = 32
 """Tokens that a request generates without guesses before they are compared, ..."""
 PER_TOKEN = 2
 """... and most tokens that the draft reads for that, for each of them, those of prompts included."""
+
+RARELY = 64
+"""Steps in which no guess would pay, right as it may be, after which it is timed again what a guess takes."""
 
 
 def speculation(
@@ -251,6 +255,8 @@ class DraftModel:
         self._step_tokens = step_tokens
         self._common = Common(longest)
         self._times = StepTimes()
+        self._hopeless = 0
+        """Steps in which not even right guesses would have paid, since a pass was timed for that"""
         self._credit = 0
         """Tokens that may be read to compare requests without guesses"""
 
@@ -262,15 +268,20 @@ class DraftModel:
         """See `Source`: a pass of so many tokens, as measured."""
         return self._times.cost.seconds(StepShape(requests, requests, context, 0))
 
-    def prepare(self, asked: Sequence[tuple[Request, int]], idle: Sequence[Request]) -> None:
+    def prepare(self, asked: Sequence[tuple[Request, int]], idle: Sequence[Request], *, worth: bool) -> None:
         """See `Source`. An error costs the guesses, not the requests: it is logged, and nothing is guessed any more."""
         self.took = 0.0
-        due = self._due(idle)
-        if not asked and not due:
+        due = self._due(idle) if worth else []
+        hopeless = bool(idle) and not worth
+        self._hopeless = (self._hopeless + hopeless) % RARELY
+        again = hopeless and not self._hopeless
+        if not asked and not due and not again:
             return
         began = self._clock()
         try:
-            self._compute(self._turns([*asked, *((request, 0) for request in due)]), timed=not due)
+            self._compute(self._turns([*asked, *((request, 0) for request in due)]))
+            if again:
+                self._time(idle[0])
         except Exception as error:  # a supervision boundary: whatever a model raises
             self._common.longest = -1
             log.error("the draft model failed; nothing is guessed any more", exc_info=error)
@@ -313,14 +324,14 @@ class DraftModel:
                 taken.append(turn)
         return taken
 
-    def _compute(self, turns: Sequence[Turn], *, timed: bool) -> None:
+    def _compute(self, turns: Sequence[Turn]) -> None:
         """The passes before one step."""
         if not turns:
             return
         chunks = [
             Chunk(turn.request.tokens[turn.start : turn.end], turn.start, turn.rows, turn.pages) for turn in turns
         ]
-        said, at = self._run(chunks, timed=timed), 0
+        said, at = self._run(chunks), 0
         for turn, chunk in zip(turns, chunks, strict=True):
             turn.take(said[at : at + chunk.rows])
             at += chunk.rows
@@ -329,11 +340,21 @@ class DraftModel:
                 Chunk(turn.guesser.guesses[-1:], turn.end + len(turn.guesser.guesses) - 1, 1, turn.pages)
                 for turn in going
             ]
-            for turn, token in zip(going, self._run(chunks, timed=timed), strict=True):
+            for turn, token in zip(going, self._run(chunks), strict=True):
                 turn.guesser.guesses.append(token)
 
-    def _run(self, chunks: Sequence[Chunk], *, timed: bool) -> list[int]:
-        """One pass; returns the most probable token after each row, in order."""
+    def _time(self, request: Request) -> None:
+        """A pass of one token that the draft has, or of the first one: it takes what a guess takes."""
+        guesser = guesser_of(request)
+        guesser.begin(request.epoch)
+        guesser.have = max(1, guesser.have)
+        place = guesser.have - 1
+        pages = np.array(request.pages, dtype=np.int32)
+        self._run([Chunk(request.tokens[place : place + 1], place, 1, pages)])
+
+    def _run(self, chunks: Sequence[Chunk]) -> list[int]:
+        """One pass; returns the most probable token after each row, in order. How long it takes is remembered, unless
+        somebody catches up: such a pass does not tell what a guess takes, and may wait for a step that runs."""
         began = self._clock()
 
         def work() -> Result:
@@ -343,7 +364,7 @@ class DraftModel:
 
         (said,) = self._device.run(work).wait()
         self.computed += sum(len(chunk.tokens) for chunk in chunks)
-        if timed:
+        if all(len(chunk.tokens) <= 2 for chunk in chunks):
             self._times.observe(_shape(chunks), self._clock() - began)
         tokens: list[int] = said.tolist()
         return tokens

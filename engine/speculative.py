@@ -76,9 +76,9 @@ class Source(Protocol):
         """Time that one more guess for each of so many requests takes, which have so many tokens together."""
         ...
 
-    def prepare(self, asked: Sequence[tuple[Request, int]], idle: Sequence[Request]) -> None:
+    def prepare(self, asked: Sequence[tuple[Request, int]], idle: Sequence[Request], *, worth: bool) -> None:
         """Guessers of requests, whose tokens are all known, are about to be asked for so many guesses each. idle: other
-        requests for which guesses would pay if more of them were right."""
+        requests; worth: guesses would pay for them if more of them were right."""
         ...
 
 
@@ -100,7 +100,7 @@ class Lookups:
         """Nothing beside the step's."""
         return 0.0
 
-    def prepare(self, asked: Sequence[tuple[Request, int]], idle: Sequence[Request]) -> None:
+    def prepare(self, asked: Sequence[tuple[Request, int]], idle: Sequence[Request], *, worth: bool) -> None:
         """Nothing has to be."""
 
 
@@ -233,7 +233,7 @@ class Speculation:
         self.waits = False
         found = [(-p, request.rank, request) for request, count in work if count == 1 and (p := self._look(request))]
         if not found:
-            self._source.prepare((), ())
+            self._source.prepare((), (), worth=False)
             return []
         found.sort(key=lambda entry: entry[:2])
         likely = [(-negative, request) for negative, _, request in found]
@@ -247,9 +247,8 @@ class Speculation:
                 self.waits = True
             elif count := self._scheduler.extend(request, count):
                 asked.append((request, count))
-        if not (idle and self._source.compares and self._counts([(1.0, idle[0])], work, pace)[idle[0]]):
-            idle = []
-        self._source.prepare(asked, idle)
+        worth = self._source.compares and bool(idle) and self._counts([(1.0, idle[0])], work, pace)[idle[0]] > 0
+        self._source.prepare(asked, idle, worth=worth)
         self.waits |= bool(asked)
         drafts: list[Draft] = []
         for request, count in asked:
