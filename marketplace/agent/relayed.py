@@ -53,6 +53,10 @@ class RelayRefusedError(Exception):
     """The relay does not want this node. The message is its own."""
 
 
+_PASSING = (OSError, EOFError, ServerError, ProtocolError, RelayRefusedError)
+"""What may be otherwise the next time. A grant that cannot be read is no reason to leave the machines alone, either."""
+
+
 async def _wait(event: asyncio.Event, seconds: float) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
@@ -118,7 +122,7 @@ class Relayed:
                         await self._attend(access)
                     failures = 0
                     continue
-                except (OSError, ServerError, ProtocolError, RelayRefusedError, EOFError) as error:
+                except (*_PASSING, msgspec.MsgspecError, ValueError) as error:
                     failures = 1 if self.attached.is_set() else failures + 1
                     _log.warning("the relay cannot be had, tried again in a moment: %s", error or type(error).__name__)
                 finally:

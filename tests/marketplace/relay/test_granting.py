@@ -19,16 +19,24 @@ from tests.marketplace.rack import Agent, HttpError, Rack
 RELAY: dict[str, Any] = {"provider": "acme", "name": "hidden", "country_code": "IT", "tunnel": "relay"}
 RELAY |= {"tunnel_host": "relay.example", "relay_port": 7000}
 
+ON_ONE = pytest.mark.parametrize("fresh_database", ["sqlite"], indirect=True)
+"""Rules that no database changes."""
 
-def hidden(rack: Rack, name: str = "g01") -> tuple[Agent, bytes]:
+
+def hidden(rack: Rack, **more: Any) -> tuple[Agent, bytes]:
     """A node behind a relay, and the relay's secret."""
-    node, office = rack.node(name), rack.office
-    made = office.ask("datacenters.add", RELAY, office.person("admin"))
+    made = rack.office.ask("datacenters.add", RELAY | more, rack.office.person("admin"))
     assert made.status in (200, 201), made.body
+    return put_there(rack, "g01"), bytes.fromhex(made.body["relay_secret"])
+
+
+def put_there(rack: Rack, name: str) -> Agent:
+    """A node of the datacenter that has the relay."""
+    node = rack.node(name)
     move = {"node_id": node.node_id, "datacenter": "hidden"}
-    assert office.ask("nodes.update", move, rack.operator()).status == 200
+    assert rack.office.ask("nodes.update", move, rack.operator()).status == 200
     node.poll()
-    return node, bytes.fromhex(made.body["relay_secret"])
+    return node
 
 
 def granted(node: Agent) -> tuple[RelayGrant, Grant]:
@@ -61,7 +69,9 @@ def test_a_machine_behind_a_relay_is_reached_there_until_its_end_is_asked_for(of
     assert grant.node == node.node_id
     assert [one.port for one in grant.ports] == outside
     assert office.now < grant.expires_at <= office.now + GRANT_US
-    move = {"node_id": node.node_id, "datacenter": "acme-1"}
+    elsewhere = {"provider": "acme", "name": "open", "country_code": "IT"}
+    assert office.ask("datacenters.add", elsewhere, office.person("admin")).status in (200, 201)
+    move = {"node_id": node.node_id, "datacenter": "open"}
     stays = office.ask("nodes.update", move, rack.operator())
     assert (stays.status, stays.code, stays.param) == (409, "NodeInUse", "datacenter")
     assert rack.terminate(ada, box).status == 200
@@ -71,6 +81,24 @@ def test_a_machine_behind_a_relay_is_reached_there_until_its_end_is_asked_for(of
     assert rack.audit().clean
 
 
+@ON_ONE
+def test_nodes_behind_one_relay_share_its_ports_and_sign_for_their_own(office: Office) -> None:
+    rack, ada = Rack(office), office.person(balance=1000 * NANO)
+    first, _ = hidden(rack, port_from=21_000, port_to=21_001)
+    second = put_there(rack, "g02")
+    there = [
+        rack.rented(ada, selector={"ByNodeId": {"node_id": one.node_id, "instance_type": "h200.0"}})
+        for one in (first, second)
+    ]
+    mappings = [rack.show(ada, box)["port_mappings"] for box in there]
+    assert sorted(port for ((_, port),) in mappings) == [21_000, 21_001]
+    for one, ((_, port),) in zip((first, second), mappings, strict=True):
+        assert [given.port for given in granted(one)[1].ports] == [port]
+    full = rack.rent(ada, "h200.0")
+    assert (full.status, full.code) == (409, "InsufficientCapacity")
+
+
+@ON_ONE
 def test_udp_is_refused_behind_a_relay(office: Office) -> None:
     rack, ada = Rack(office), office.person(balance=1000 * NANO)
     node, _ = hidden(rack)
@@ -83,6 +111,7 @@ def test_udp_is_refused_behind_a_relay(office: Office) -> None:
     assert rack.rent(ada, **named, **tcp).status == 201
 
 
+@ON_ONE
 def test_grants_are_for_the_sessions_of_nodes_that_have_a_relay(office: Office) -> None:
     rack = Rack(office)
     open_node = rack.node("open")
@@ -97,6 +126,7 @@ def test_grants_are_for_the_sessions_of_nodes_that_have_a_relay(office: Office) 
         rack.send("relay", told, RelayAnswer, key="")
 
 
+@ON_ONE
 def test_a_secret_is_not_shown_by_accident(office: Office) -> None:
     made = make_secret(office.context.vault, "eu-1", office.random)
     assert made.text not in repr(made)
