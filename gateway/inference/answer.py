@@ -67,6 +67,19 @@ class Answer:
         """Call back when the answer is over, in this order."""
         self._on_end.append(callback)
 
+    def on_quiet(self, callback: Callable[[], None]) -> None:
+        """Call back when the answer is over and no engine computes any of it any more: one that was cut off goes on
+        there for a moment."""
+
+        def over() -> None:
+            waits = [wait for run in self._runs if (wait := run.computed_until) is not None]
+            if waits:
+                asyncio.gather(*waits, return_exceptions=True).add_done_callback(lambda _: callback())
+            else:
+                callback()
+
+        self._on_end.append(over)
+
     def start(self) -> None:
         """Begin; exactly once."""
         loop = asyncio.get_running_loop()

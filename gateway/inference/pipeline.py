@@ -124,7 +124,7 @@ async def answer(services: Services, exchange: Exchange, parse: Callable[[bytes]
         visit.leave()
         key.limits.release()
         raise
-    admitted.on_end(visit.leave)
+    admitted.on_quiet(visit.leave)
     admitted.on_end(key.limits.release)
     exchange.extra.append((b"x-price-version", price.id.encode("ascii")))
     admitted.start()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from engine.generation import EngineError, GenerateRequest, Generation
 from engine.wire import Counters
@@ -62,6 +63,12 @@ class Run:
     def begun(self) -> bool:
         """True once an engine was asked."""
         return self._generation is not None
+
+    @property
+    def computed_until(self) -> asyncio.Future[Any] | None:
+        """Resolves when no engine computes it any more, after its end where that cut it off; None: none does."""
+        ended = None if self._generation is None else self._generation.ended
+        return None if ended is None or ended.done() else ended
 
     @property
     def durable(self) -> bool:

@@ -105,6 +105,19 @@ def test_a_model_makes_room_for_another_when_nobody_uses_it(make_house: Any) -> 
     stream.close()
 
 
+def test_a_model_is_in_use_until_its_engine_has_stopped_who_left(make_house: Any) -> None:
+    house = make_house({"tokens": 100_000, "interval_ms": 2.0}, more_models=("other",))
+    other = house.gateway.fleet.find("other")
+    stream = house.client().chat.completions.create(model="other", messages=HELLO, stream=True)
+    next(iter(stream))
+    house.do(house.engines[1].stall)
+    stream.close()
+    house.eventually(lambda: not house.gateway.services.answers, "the answer is over")
+    assert house.do(lambda: (other.visits, other.holding.free)) == (1, False)
+    house.do(house.engines[1].resume)
+    house.eventually(lambda: other.holding.free, "the engine has stopped")
+
+
 def test_who_cannot_pay_wakes_nobody(make_house: Any) -> None:
     house = make_house(more_models=("other",), memory_mib=800, first_balance="0")
     for _ in range(2):
