@@ -21,7 +21,8 @@ class EngineError(Exception):
 
     code: queue_full, overloaded, too_long, invalid, draining (refused: nothing was computed), engine_down (it died or
     cannot be reached), engine_error (it gave up on this request), duplicate (the id is running), protocol (it is not
-    our engine), denied (it or we do not know the secret). retry_after_s: when the engine expects to take the request; 0 where it does not say.
+    our engine), denied (it or we do not know the secret). retry_after_s: when the engine expects to take the request; 0
+    where it does not say.
     """
 
     def __init__(self, code: str, message: str, retry_after_s: float = 0.0) -> None:
