@@ -1,4 +1,5 @@
-"""Tokens a second with and without prompt lookup, of answers that copy from their prompt and of answers that do not.
+"""Tokens a second with and without guesses, of answers that copy from their prompt and of answers that do not: by
+prompt lookup and, where one is named, by a draft model.
 
 The engine runs in this process, once in each way, and the ways take turns with the same questions; both must give the
 same tokens. Time is counted from the first token of all streams on, as prompts are computed alike. Exits with 1 where
@@ -50,8 +51,10 @@ class Seen:
 class Bench:
     """One engine."""
 
-    def __init__(self, model: str, threads: int, way: str, guesses: int) -> None:
-        config = EngineConfig(model=model, threads=threads, prefix_cache=False, speculate=way, speculate_tokens=guesses)  # type: ignore[arg-type]
+    def __init__(self, model: str, draft: str, threads: int, way: str, guesses: int) -> None:
+        config = EngineConfig(
+            model=model, draft_model=draft, threads=threads, prefix_cache=False, speculate=way, speculate_tokens=guesses  # type: ignore[arg-type]
+        )  # fmt: skip
         self._core = EngineCore.load(config)
         self._count = 0
 
@@ -97,30 +100,33 @@ def questions(tokenizer: Tokenizer) -> dict[str, list[list[int]]]:
 
 
 def rows_of(seen: dict[tuple[str, int], dict[str, Seen]]) -> list[results.Row]:
-    """A row for each kind and number of streams."""
+    """A row for each kind, number of streams and way of guessing."""
     rows: list[results.Row] = []
     for (kind, streams), ways in seen.items():
         speed = {way: one.tokens / one.seconds for way, one in ways.items()}
-        guessed = ways["lookup"].accepted + ways["lookup"].rejected
-        rows.append(
-            {
-                "answers": kind,
-                "streams": streams,
-                "off tok/s": speed["off"],
-                "lookup tok/s": speed["lookup"],
-                "ratio": speed["lookup"] / speed["off"],
-                "steps ratio": ways["lookup"].steps / ways["off"].steps,
-                "guesses": guessed,
-                "right %": 100 * ways["lookup"].accepted / max(1, guessed),
-                "same tokens": "yes" if ways["off"].answers == ways["lookup"].answers else "NO",
-            }
-        )
+        for way in [way for way in ways if way != "off"]:
+            guessed = ways[way].accepted + ways[way].rejected
+            rows.append(
+                {
+                    "guesses by": way,
+                    "answers": kind,
+                    "streams": streams,
+                    "off tok/s": speed["off"],
+                    "tok/s": speed[way],
+                    "ratio": speed[way] / speed["off"],
+                    "steps ratio": ways[way].steps / ways["off"].steps,
+                    "guesses": guessed,
+                    "right %": 100 * ways[way].accepted / max(1, guessed),
+                    "same tokens": "yes" if ways["off"].answers == ways[way].answers else "NO",
+                }
+            )
     return rows
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.speculation", description=__doc__)
     parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--draft-model", default="", help="smaller model of the same vocabulary that guesses, too")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--tokens", type=int, default=128, help="tokens of an answer")
     parser.add_argument("--guesses", type=int, default=8, help="most guesses of a request in a step")
@@ -129,14 +135,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quiet", type=float, default=0, help="wait at most this many seconds for a quiet machine")
     options = parser.parse_args(argv)
     asked = questions(Tokenizer.load(resolve(options.model, default_cache_dir())))
-    benches = {way: Bench(options.model, options.threads, way, options.guesses) for way in WAYS}
+    names = (*WAYS, "draft") if options.draft_model else WAYS
+    benches = {way: Bench(options.model, options.draft_model, options.threads, way, options.guesses) for way in names}
     for bench in benches.values():  # what steps cost is learned before anything is counted
         for prompts in asked.values():
             bench.answer(prompts[:1], 32, Seen())
             bench.answer(prompts, 16, Seen())
     wait_until_quiet(options.quiet)
     meter = LoadMeter(None)
-    seen = {(kind, streams): {way: Seen() for way in WAYS} for kind in asked for streams in options.streams}
+    seen = {(kind, streams): {way: Seen() for way in names} for kind in asked for streams in options.streams}
     for number in range(options.rounds):
         for (kind, streams), ways in seen.items():
             prompts = [asked[kind][(number + i) % len(FREE)] for i in range(streams)]
