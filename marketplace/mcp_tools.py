@@ -52,10 +52,12 @@ class McpTools:
         self._running: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Begin to serve; what the package runs in the background has a task of its own."""
-        ready = asyncio.Event()
+        """Begin to serve; what the package runs in the background has a task of its own. Raises what it raises."""
+        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._running = asyncio.create_task(self._run(ready), name="mcp")
-        await ready.wait()
+        await asyncio.wait({self._running, ready}, return_when=asyncio.FIRST_COMPLETED)
+        if self._running.done():
+            self._running.result()
 
     async def stop(self) -> None:
         """End what runs. Safe without `start`."""
@@ -63,9 +65,9 @@ class McpTools:
             self._running.cancel()
             await asyncio.wait({self._running})
 
-    async def _run(self, ready: asyncio.Event) -> None:
+    async def _run(self, ready: asyncio.Future[None]) -> None:
         async with self._manager.run():
-            ready.set()
+            ready.set_result(None)
             await asyncio.Event().wait()
 
     async def handle(self, caller: Principal, scope: Scope, receive: Receive, send: Send) -> None:

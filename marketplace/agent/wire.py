@@ -10,7 +10,7 @@ Sizes are bytes, durations are seconds, moments are microseconds since 1970 (UTC
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -396,7 +396,7 @@ class VolumeUse(msgspec.Struct, frozen=True):
     """What a volume takes of the node's disk."""
 
     id: str
-    used_bytes: int
+    used_bytes: Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
 
 
 class Metrics(msgspec.Struct, frozen=True, kw_only=True):

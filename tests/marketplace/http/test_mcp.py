@@ -15,6 +15,7 @@ from mcp.client.streamable_http import streamable_http_client
 
 from marketplace.http.app import MAX_BODY
 from marketplace.http.operation import Reads
+from marketplace.mcp import McpEndpoint
 from marketplace.operations import TABLE
 
 if TYPE_CHECKING:
@@ -216,3 +217,21 @@ def test_a_body_beyond_the_bound_is_413(site: Site) -> None:
 def test_only_post_is_taken(site: Site, method: str) -> None:
     answer = site.http.request(method, site.url("/mcp"), headers={"x-api-key": site.office.person().key})
     assert answer.status_code == 405 and answer.headers["allow"] == "POST"
+
+
+def test_a_package_that_does_not_start_is_an_error_and_no_hang(
+    sqlite_office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: Any) -> Any:
+        raise RuntimeError("it does not start")
+
+    monkeypatch.setattr("mcp.server.streamable_http_manager.StreamableHTTPSessionManager.run", broken)
+
+    async def main() -> None:
+        endpoint = McpEndpoint(TABLE, sqlite_office.context)
+        for _ in range(2):  # who comes next is not kept waiting by it
+            with pytest.raises(RuntimeError, match="it does not start"):
+                await asyncio.wait_for(endpoint._loaded(), 20)
+        await endpoint.stop()
+
+    asyncio.run(main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from marketplace.agent.wire import Event, Metrics, VolumeUse
 from marketplace.volumes import service as volumes
@@ -88,3 +89,10 @@ def test_a_volume_is_for_the_kind_of_machine_that_has_written_on_it(rack: Rack, 
     assert (refused.status, refused.code, refused.param) == (400, "ValidationFailed", "config")
     assert "can be read by virtual machines alone" in refused.body["error"]["message"]
     assert rack.rent(ada, "h200.0", **vm).status == 201
+
+
+@pytest.mark.parametrize("used", [-1, 2**62, 2**80])
+def test_a_volume_takes_no_impossible_number_of_bytes(used: int) -> None:
+    told = msgspec.json.encode({"session_id": "s", "samples": [], "volumes": [{"id": "v", "used_bytes": used}]})
+    with pytest.raises(msgspec.ValidationError, match="used_bytes"):
+        msgspec.json.decode(told, type=Metrics)
