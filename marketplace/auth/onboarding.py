@@ -31,7 +31,7 @@ from marketplace.store.db import WriteUnit
 from marketplace.users import service as users
 from marketplace.users import verification
 from marketplace.users.rules import hash_password
-from marketplace.users.service import User
+from marketplace.users.service import EmailTakenError, User
 
 ACCEPTED = AcceptedAnswer(accepted=True)
 _TOKEN = "pJ4nVx0d4Gm1cQm7b8u9sV0yq3kS5tZ2wX6aE1rT9oI"
@@ -65,7 +65,7 @@ def register(call: Call, request: RegisterRequest) -> AcceptedAnswer:
 
     try:
         context.database.transact(work)
-    except IntegrityError:  # somebody registered the same address at the same moment: now it is known
+    except (EmailTakenError, IntegrityError):  # somebody registered the address at the same moment: now it is known
         context.database.transact(work)
     return ACCEPTED
 

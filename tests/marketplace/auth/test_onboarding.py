@@ -16,6 +16,7 @@ from marketplace.ledger.money import NANO
 from marketplace.ledger.tables import account, ledger_tx
 from marketplace.notify.tables import outbox
 from marketplace.settings import service as settings
+from marketplace.store.db import ReadUnit
 from marketplace.teams import service as teams
 from marketplace.teams.rules import Actor
 from marketplace.users import service as users
@@ -317,6 +318,21 @@ def test_eight_at_once_verify_and_reset_and_one_bonus_is_given(office: Office, p
         confirmed = unit.select(select(event.c.id).where(event.c.action == "users.verify_email")).all()
         left = unit.select(select(email_token.c.purpose)).all()
     assert state == NANO and len(confirmed) == 1 and left == []
+
+
+def test_an_address_that_somebody_takes_between_two_looks_is_known(
+    office: Office, post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ask(office, "users.register", ADA).status == 200
+    find_by_email, missed = users.find_by_email, iter([True])
+
+    def late(unit: ReadUnit, email: str) -> User | None:
+        return None if next(missed, False) else find_by_email(unit, email)
+
+    monkeypatch.setattr(users, "find_by_email", late)
+    answer = office.ask("users.register", ADA, address="198.51.100.9")
+    assert answer.status == 200 and next(missed, None) is None, answer.body
+    assert find(office).email_verified_at is None
 
 
 def test_eight_at_once_register_one_address(office: Office, post: Post) -> None:
