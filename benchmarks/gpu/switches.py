@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import torch
 
 from benchmarks.gpu.checkpoint import SMALL, TINY
 from benchmarks.gpu.equality import NEAR_TIE, OWN, Answer, answers, prompts_of
@@ -41,8 +42,9 @@ class Variant:
     """Requests have to be put off in it"""
 
 
-def variants(tight_mib: int, tiny: bool) -> list[Variant]:
-    """Everything that must not change a token; the first is what the others are compared with."""
+def variants(tight_mib: int, tiny: bool, devices: int = 1) -> list[Variant]:
+    """Everything that must not change a token; the first is what the others are compared with. devices: how many there
+    are to share a model."""
     found = [Variant("as it is", {}), Variant("too little memory", {"kv_memory_mib": tight_mib}, preempts=True)]
     for field in msgspec.structs.fields(EngineConfig):
         if field.type is bool:
@@ -54,7 +56,9 @@ def variants(tight_mib: int, tiny: bool) -> list[Variant]:
             ]
     if tiny:  # one of each kind
         return [*found[:3], Variant("chunks of 16", {"step_tokens": 16})]
-    paced = (Variant("steps of 2 ms", {"max_step_ms": 2.0}), Variant("no lane for short prompts", {"fast_share": 0.0}))
+    paced = [Variant("steps of 2 ms", {"max_step_ms": 2.0}), Variant("no lane for short prompts", {"fast_share": 0.0})]
+    if devices > 1:
+        paced.append(Variant("two ranks", {"tensor_parallel": 2, "graphs": "off"}))
     return [*found, *paced, *(Variant(f"chunks of {chunk}", {"step_tokens": chunk}) for chunk in CHUNKS)]
 
 
@@ -82,11 +86,14 @@ async def _run(context: Context) -> None:
     prompts = prompts_of(words(shape.vocab), LENGTHS, seed=6)
     item = 4  # keys and values are float32
     token_bytes = 2 * shape.layers * shape.kv_heads * shape.head_dim * item
-    listed = variants(max(1, TIGHT_TOKENS * token_bytes >> 20), context.tiny)
+    devices = 1 if context.device == "cpu" else torch.cuda.device_count()
+    listed = variants(max(1, TIGHT_TOKENS * token_bytes >> 20), context.tiny, devices)
     room = asyncio.Semaphore(max(2, min(4, (os.cpu_count() or 1) // 4)))
 
     async def answer(number: int, variant: Variant) -> tuple[list[Answer], list[Answer], int]:
         own = {**OWN, "dtype": "float32", **variant.settings}
+        if own.get("speculate") == "draft":
+            own["draft_model"] = str(context.fact("small"))  # the model itself: all of its guesses are right
         settings = engine_settings(context, context.fact("small"), **own)
         async with room, engine(settings, context.work, f"switch-{number}", context.deadline.left) as (client, _):
             async with asyncio.timeout(context.deadline.left):
