@@ -115,9 +115,9 @@ def page_bytes(model: CausalLM) -> int:
     return 2 * config.num_layers * config.num_kv_heads * config.head_dim * 16 * item
 
 
-VARIATIONS: list[dict[str, Any]] = [
-    {},
-    {"prefix_cache": True},
+VARIATIONS: list[Any] = [
+    pytest.param({}, marks=pytest.mark.slow),
+    pytest.param({"prefix_cache": True}, marks=pytest.mark.slow),
     {"step_tokens": 16},
     {"step_tokens": 64, "prefix_cache": True},
     {"max_running": 3},

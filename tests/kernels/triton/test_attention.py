@@ -74,7 +74,8 @@ def test_soft_cap_bounds_scores(batch: Callable, types: tuple[torch.dtype, torch
 
 
 @pytest.mark.parametrize(
-    ("tokens", "capability"), [(100, 90), (600, 90), pytest.param(2048, 80, marks=pytest.mark.slow), (2048, 90)]
+    ("tokens", "capability"),
+    [(100, 90), (600, 90), *(pytest.param(2048, at, marks=pytest.mark.slow) for at in (80, 90))],
 )
 def test_large_steps_take_larger_tiles(batch: Callable, tokens: int, capability: int) -> None:
     """Padding rows choose the tile of a large bucket without the work of one."""
