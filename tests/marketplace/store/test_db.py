@@ -256,7 +256,8 @@ def test_a_deadlock_is_tried_again(database: Database) -> None:
     for thread in threads:
         thread.join()
     assert (_epoch(database, "x"), _epoch(database, "y")) == (3, 3)
-    assert len(tries) == (3 if database.dialect == "postgresql" else 2)
+    # Who is tried again may meet the other once more
+    assert len(tries) >= 3 if database.dialect == "postgresql" else len(tries) == 2
 
 
 def test_other_errors_are_not_tried_again(database: Database) -> None:
