@@ -35,10 +35,10 @@ def in_a_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], Non
 
 
 async def until(true: Callable[[], object]) -> None:
-    """Wait for a condition that other tasks of this loop bring about."""
+    """Let this loop's other tasks go on, and its sockets be heard, until they have brought a condition about."""
     async with asyncio.timeout(20):
         while not true():  # noqa: ASYNC110 - there is no event for what sockets do
-            await asyncio.sleep(0.002)
+            await asyncio.sleep(0)
 
 
 class Book:
