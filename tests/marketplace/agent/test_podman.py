@@ -17,6 +17,7 @@ from starlette.routing import Router
 
 from marketplace.agent.disk_watch import DiskWatch
 from marketplace.agent.disks import RetainedDisks
+from marketplace.agent.drivers import podman
 from marketplace.agent.drivers.base import DriverError
 from marketplace.agent.drivers.podman import PodmanDriver
 from marketplace.agent.drivers.podman_service import containers_conf, registries_conf, runtime_folder
@@ -47,6 +48,19 @@ async def engine(folder: Path, registry: Any) -> AsyncIterator[tuple[PodmanDrive
 def clean(folder: Path) -> None:
     subprocess.run(["umount", folder / "storage/overlay"], check=False, capture_output=True)
     shutil.rmtree(runtime_folder(folder), ignore_errors=True)
+
+
+async def heard(driver: PodmanDriver, id: str, word: bytes) -> None:
+    """Listen to a container until it has said something."""
+    said, held = b"", driver._held
+    assert held is not None, "the driver has called its engine"
+    path = f"/containers/{podman._name(id)}/logs?stdout=true&follow=true"
+    async with asyncio.timeout(30), held.stream("GET", path) as log:
+        async for piece in log.aiter_raw():
+            said += piece
+            if word in said:
+                return
+    raise AssertionError(f"it ended after {said!r}")
 
 
 async def failure(driver: PodmanDriver, spec: ContainerSpec, folder: Path) -> DriverError:
@@ -135,11 +149,7 @@ def test_what_a_container_writes_is_measured_and_who_writes_too_much_is_stopped(
                 name="box", image=image, command=["/bin/sh", "-c", script], dram_bytes=48 * MIB, disk_bytes=4 * MIB
             )
             await driver.create("a", spec, tmp_path, lambda phase: None)
-            async with asyncio.timeout(30):
-                log = ""
-                while "written" not in log:
-                    log = await driver.tail_log("a", 5)
-                    await asyncio.sleep(0.1)
+            await heard(driver, "a", b"written")
             assert await watch.look() == [], "it is not ours to look after"
             keeper.records.put(Record(id="a", spec=spec, stage="Created", created_at=0))
             (full,) = await watch.look()
