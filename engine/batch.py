@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import prod
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from engine.sizing import Shape
+from kernels.host_step import HostStep
 from kernels.long_prefill import LongPrefill
 
 
@@ -44,6 +46,23 @@ class ForwardBatch:
     """A library's attention, for the layers that it can do"""
     plans: dict[int, object] = field(default_factory=dict)
     """What attention has planned for all layers with the same window, by window"""
+
+    @classmethod
+    def of_step(cls, step: HostStep, device: str) -> ForwardBatch:
+        """The batch that a step's arrays describe, on torch's device; on a CPU it shares their memory."""
+
+        def there(array: np.ndarray) -> Tensor:
+            return torch.from_numpy(array).to(device)
+
+        return cls(
+            token_ids=there(step.token_ids),
+            positions=there(step.positions),
+            slots=there(step.slots),
+            q_starts=there(step.q_starts),
+            kv_lens=there(step.kv_lens),
+            page_table=there(step.page_table),
+            logit_rows=there(step.logit_rows),
+        )
 
     @property
     def num_tokens(self) -> int:

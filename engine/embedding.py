@@ -114,7 +114,7 @@ class EmbeddingSteps:
         for extra in packed.before:
             apply_pages(extra.array, packed.layout, self._pages)
         step = host_step(packed.buffer.array, packed.layout, self._tokens, self._pages, self._kv.page_size)
-        states = self._model.forward(self._batch(step), self._kv)
+        states = self._model.forward(ForwardBatch.of_step(step, self._place), self._kv)
         if not self._model.skips_cached:
             rows = packed.layout.seqs_of(packed.buffer.array)[0, : packed.buffer.array[SEQS]]
             states = self._pooled(states, step, rows, [row for row, _ in flight.admitted])
@@ -140,17 +140,6 @@ class EmbeddingSteps:
         if self._model.how.pooling == "cls":
             return pooled
         return pooled / self._at(step.sample_positions.astype(np.float32))[:, None]
-
-    def _batch(self, step: HostStep) -> ForwardBatch:
-        return ForwardBatch(
-            token_ids=self._at(step.token_ids),
-            positions=self._at(step.positions),
-            slots=self._at(step.slots),
-            q_starts=self._at(step.q_starts),
-            kv_lens=self._at(step.kv_lens),
-            page_table=self._at(step.page_table),
-            logit_rows=self._at(step.logit_rows),
-        )
 
     def _at(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self._place)

@@ -100,7 +100,7 @@ class ExactSteps:
         for extra in packed.before:
             apply_pages(extra.array, packed.layout, self._pages)
         step = host_step(packed.buffer.array, packed.layout, self._tokens, self._pages, self._page_size)
-        batch = self._batch(step)
+        batch = ForwardBatch.of_step(step, "cpu")
         if self._adapters is not None:
             batch.adapters = self._slots(flight, step, self._adapters)
         logits = self._model.forward(batch, self._kv)
@@ -123,14 +123,3 @@ class ExactSteps:
         if of_seq.max() < 0:
             return None
         return torch.from_numpy(of_seq.repeat(np.diff(step.q_starts)))
-
-    def _batch(self, step: HostStep) -> ForwardBatch:
-        return ForwardBatch(
-            token_ids=torch.from_numpy(step.token_ids),
-            positions=torch.from_numpy(step.positions),
-            slots=torch.from_numpy(step.slots),
-            q_starts=torch.from_numpy(step.q_starts),
-            kv_lens=torch.from_numpy(step.kv_lens),
-            page_table=torch.from_numpy(step.page_table),
-            logit_rows=torch.from_numpy(step.logit_rows),
-        )

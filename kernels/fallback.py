@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels.dense import DenseWeight
 from kernels.interface import LinearWeight
-from kernels.reference import DenseWeight, ReferenceOps
+from kernels.reference import ReferenceOps
 
 ROWS = 16
 

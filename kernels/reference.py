@@ -14,34 +14,11 @@ import torch
 from torch import Tensor
 
 from kernels.blocks import dequantize, in_features
+from kernels.dense import DenseWeight
 from kernels.interface import Activation, LinearWeight, WeightPart, rows_of
 from kernels.moe import ExpertParts, ExpertWeights, Routing
 from kernels.sampling import noise_key
 from kernels.step_layout import HEADER, LOGITS, PAGES, SEQS, TOKENS, StepInputs, StepLayout
-
-
-class DenseWeight:
-    """A weight matrix held as float32 [N, K], whatever format its parts came in."""
-
-    def __init__(self, matrix: Tensor, bias: Tensor | None) -> None:
-        """matrix float32 [N, K], bias float32 [N] or None."""
-        self.matrix = matrix
-        self.bias = bias
-
-    @property
-    def in_features(self) -> int:
-        """K."""
-        return int(self.matrix.shape[1])
-
-    @property
-    def out_features(self) -> int:
-        """N."""
-        return int(self.matrix.shape[0])
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held, the bias included."""
-        return self.matrix.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
 
 def pack(parts: Sequence[WeightPart], bias: Tensor | None = None) -> DenseWeight:

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
+from kernels.dense import DenseWeight
 from kernels.interface import Activation, LinearWeight
 from kernels.moe import ExpertParts, ExpertWeights, Routing, check_call, check_expert
-from kernels.reference import DenseWeight, gated, linear, pack
+from kernels.reference import gated, linear, pack
 
 Product = Callable[[Tensor, LinearWeight], Tensor]
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from kernels.dense import DenseWeight
 from kernels.interface import ScaledWeight, WeightPart, rows_of
 from kernels.scaled import PACKED, dequantize_scaled, pack_nibbles
 from kernels.triton.architecture import architecture
@@ -16,37 +17,12 @@ from kernels.triton.quantize_rows import quantize_rows
 from kernels.triton.scaled_gemm import FP8_DOT_CAPABILITY, ScaledMatrix, multiplies, scaled_gemm
 
 
-class MatrixWeight:
-    """A dense weight [N, K] on the device, with its bias [N] of the same type or None."""
-
-    __slots__ = ("bias", "matrix")
-
-    def __init__(self, matrix: Tensor, bias: Tensor | None) -> None:
-        self.matrix = matrix
-        self.bias = bias
-
-    @property
-    def in_features(self) -> int:
-        """K."""
-        return int(self.matrix.shape[1])
-
-    @property
-    def out_features(self) -> int:
-        """N."""
-        return int(self.matrix.shape[0])
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held, the bias included."""
-        return self.matrix.nbytes + (0 if self.bias is None else self.bias.nbytes)
-
-
 class PieceWeight:
     """Row-blocks of which at least one is codes with scales: the output is theirs beside each other."""
 
     __slots__ = ("pieces",)
 
-    def __init__(self, pieces: Sequence[MatrixWeight | ScaledMatrix]) -> None:
+    def __init__(self, pieces: Sequence[DenseWeight | ScaledMatrix]) -> None:
         self.pieces = list(pieces)
 
     @property
@@ -74,7 +50,7 @@ def pack_pieces(parts: Sequence[WeightPart], bias: Tensor | None, dense: Callabl
             runs[-1].append(part)
         else:
             runs.append([part])
-    pieces: list[MatrixWeight | ScaledMatrix] = []
+    pieces: list[DenseWeight | ScaledMatrix] = []
     first = 0
     for run in runs:
         rows = sum(rows_of(part) for part in run)
@@ -84,7 +60,7 @@ def pack_pieces(parts: Sequence[WeightPart], bias: Tensor | None, dense: Callabl
             pieces.append(ScaledMatrix(_joined(codes), own))
         else:
             matrix = torch.cat([dense(part) for part in run])
-            pieces.append(MatrixWeight(matrix, None if own is None else own.to(matrix.dtype)))
+            pieces.append(DenseWeight(matrix, None if own is None else own.to(matrix.dtype)))
         first += rows
     return PieceWeight(pieces)
 
@@ -106,7 +82,7 @@ def embed_pieces(token_ids: Tensor, weight: PieceWeight, dense: Callable[[Tensor
     for piece in weight.pieces:
         ids = token_ids - first
         # Outside of its piece an id gives zeros
-        rows = dense(ids, piece.matrix) if isinstance(piece, MatrixWeight) else _rows(ids, piece)
+        rows = dense(ids, piece.matrix) if isinstance(piece, DenseWeight) else _rows(ids, piece)
         out = rows if out is None else out + rows
         first += piece.out_features
     assert out is not None

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.blocks import check_part, dequantize
+from kernels.dense import DenseWeight
 from kernels.interface import Activation, BlockQuantized, LinearWeight, ScaledWeight, WeightPart
 from kernels.moe import ExpertParts, ExpertWeights
 from kernels.reference import check_parts
@@ -28,7 +29,7 @@ from kernels.triton.moe import pack_experts, run_experts
 from kernels.triton.moe_route import route
 from kernels.triton.norm import rms_norm
 from kernels.triton.rope_cache import rope_and_cache
-from kernels.triton.scaled_linear import MatrixWeight, PieceWeight, embed_pieces, multiply, pack_pieces
+from kernels.triton.scaled_linear import PieceWeight, embed_pieces, multiply, pack_pieces
 
 
 class TritonOps:
@@ -70,7 +71,7 @@ class TritonOps:
         for matrix in matrices[1:]:
             kind = torch.promote_types(kind, matrix.dtype)
         joined = torch.cat([matrix.to(kind) for matrix in matrices]) if len(matrices) > 1 else matrices[0].contiguous()
-        return MatrixWeight(joined, None if bias is None else bias.to(kind).contiguous())
+        return DenseWeight(joined, None if bias is None else bias.to(kind).contiguous())
 
     def _matrix(self, part: WeightPart) -> Tensor:
         check_part(part)
@@ -86,14 +87,14 @@ class TritonOps:
         if isinstance(weight, PieceWeight):
             outputs = [
                 self._dense_product(x, piece)
-                if isinstance(piece, MatrixWeight)
+                if isinstance(piece, DenseWeight)
                 else multiply(x, piece, activation_bits=self._activation_bits, deterministic=self._deterministic)
                 for piece in weight.pieces
             ]
             return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
         return self._dense_product(x, _matrix_weight(weight))
 
-    def _dense_product(self, x: Tensor, held: MatrixWeight) -> Tensor:
+    def _dense_product(self, x: Tensor, held: DenseWeight) -> Tensor:
         if self._deterministic:
             return _linear_in_blocks(x, held)
         if x.shape[0] <= self._skinny_rows:
@@ -226,7 +227,7 @@ BLOCK_ROWS = 128
 long as reading it, and a long prompt sweeps over it no more often than it must by far."""
 
 
-def _linear_in_blocks(x: Tensor, weight: MatrixWeight) -> Tensor:
+def _linear_in_blocks(x: Tensor, weight: DenseWeight) -> Tensor:
     """x · weightᵀ + bias in products of always BLOCK_ROWS rows, the last one filled up: the vendor library chooses its
     algorithm by shape, so every row meets the same one, whatever else is in the call."""
     out = torch.empty(x.shape[0], weight.out_features, dtype=x.dtype, device=x.device)
@@ -239,7 +240,7 @@ def _linear_in_blocks(x: Tensor, weight: MatrixWeight) -> Tensor:
     return out
 
 
-def _matrix_weight(weight: LinearWeight) -> MatrixWeight:
-    if not isinstance(weight, MatrixWeight):
+def _matrix_weight(weight: LinearWeight) -> DenseWeight:
+    if not isinstance(weight, DenseWeight):
         raise TypeError(f"this weight was packed by another implementation: {type(weight).__name__}")
     return weight
