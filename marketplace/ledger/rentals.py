@@ -227,6 +227,8 @@ def _advance(unit: WriteUnit, meter: Meter, until: int, *, last: bool, random: R
     if read.amount:
         short = _post(unit, meter, read, until, random)
         values["unpaid_since"] = (meter.unpaid_since or until) if short else None
+    elif not read.charged_us:
+        values["unpaid_since"] = None  # this time was paid before, or costs nothing
     unit.execute(update(rental_meter).where(rental_meter.c.id == meter.id).values(**values))
     return read.amount
 

@@ -13,7 +13,7 @@ from sqlalchemy import or_, select
 from marketplace.events.transitions import SYSTEM, Scene
 from marketplace.instances import life
 from marketplace.instances.tables import instance
-from marketplace.ledger import chain, rentals
+from marketplace.ledger import chain, ledger, rentals
 from marketplace.ledger.rental_tables import rental_meter
 from marketplace.nodes.tables import node
 from marketplace.settings import service as settings
@@ -95,5 +95,15 @@ class Metering:
 
     def _end(self, unit: WriteUnit, instance_id: str, node_id: str) -> None:
         for row in life.lock(unit, {instance_id: node_id}):
-            if row.status == "Active":
+            if row.status == "Active" and self._owes(unit, instance_id):
                 life.end(unit, row, "out_of_funds", Scene(SYSTEM, self._clock(), self._random))
+
+    def _owes(self, unit: WriteUnit, resource_id: str) -> bool:
+        """Whether it is unpaid still: money, or a reservation, may have come since it was charged last."""
+        chain.lock(unit, chain.DIRECT)
+        meter, now = rentals.running(unit, resource_id), self._clock()
+        if meter is None or meter.unpaid_since is None or (meter.free_until or 0) > now:
+            return False
+        state = ledger.account_states(unit, [meter.account_id])[meter.account_id]
+        grace = settings.current(unit).balance_grace_period * SECOND
+        return not state.unlimited and state.available <= 0 and meter.unpaid_since <= now - grace

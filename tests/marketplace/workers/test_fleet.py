@@ -15,7 +15,7 @@ from marketplace.nodes.tables import node
 from marketplace.placement.tables import claim
 from marketplace.workers.fleet import Fleet
 from marketplace.workers.metering import Metering
-from tests.marketplace.rack import Rack
+from tests.marketplace.rack import Agent, Rack
 
 if TYPE_CHECKING:
     from tests.marketplace.conftest import Caller, Office, Post
@@ -166,6 +166,55 @@ def test_what_is_not_paid_for_longer_than_it_may_ends(rack: Rack, office: Office
     machine.clean()
     with rack.office.database.read() as unit:
         assert accounts.get(unit, poor.account_id).posted == 0
+    assert rack.audit().clean
+
+
+def unpaid(rack: Rack) -> tuple[Caller, Agent, str]:
+    """Somebody whose money ran out, and what they have running: its grace has begun, and its last charge was made."""
+    poor = rack.office.person(balance=rack.COST + 1)
+    machine = rack.node()
+    rented = rack.rented(poor)
+    machine.bring_up(rented)
+    for seconds in (3660, 3590):
+        rack.office.wait(seconds)
+        machine.poll()
+        assert meter(rack) == 1
+    assert rack.show(poor, rented)["status"] == "Active"
+    return poor, machine, rented
+
+
+def pay(rack: Rack, who: Caller, amount: int) -> None:
+    with rack.office.database.write() as unit:
+        now = rack.office.clock()
+        accounts.top_up(unit, who.account_id, amount, key=f"pay:{now}", now=now, random=rack.office.random)
+
+
+def test_what_is_paid_for_before_its_grace_is_over_goes_on(rack: Rack) -> None:
+    poor, machine, rented = unpaid(rack)
+    pay(rack, poor, rack.COST)
+    rack.office.wait(15)  # its grace ends before it is charged again
+    machine.poll()
+    assert (meter(rack), rack.show(poor, rented)["status"]) == (0, "Active")
+    rack.office.wait(60)
+    machine.poll()
+    assert (meter(rack), rack.show(poor, rented)["status"]) == (1, "Active")
+    assert rack.audit().clean
+
+
+def test_what_is_reserved_with_the_last_money_goes_on(rack: Rack) -> None:
+    poor, machine, rented = unpaid(rack)
+    body = {"duration_secs": 86_400, "price_factor": 1}
+    kind = rack.office.ask("reservations.types_add", body, rack.office.person("admin")).body["id"]
+    pay(rack, poor, 24 * rack.COST + rack.COST // 60)  # and what it costs until then
+    reserved = rack.office.ask("reservations.create", {"executor_id": rented, "reservation_type_id": kind}, poor)
+    assert reserved.status == 200, reserved.body
+    rack.office.wait(15)
+    machine.poll()
+    assert (meter(rack), rack.show(poor, rented)["status"]) == (0, "Active")
+    for seconds in (3600, 86_400):  # while it lasts, and when it is over: a new grace begins
+        rack.office.wait(seconds)
+        machine.poll()
+        assert (meter(rack), rack.show(poor, rented)["status"]) == (1, "Active")
     assert rack.audit().clean
 
 
