@@ -8,7 +8,7 @@ import inspect
 import os
 import sys
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from marketplace.agent.options import add_node_options
 from marketplace.relay.options import add_relay_options
 
 ENVIRONMENT = "HEADRACE_"
+MAX_DAYS = 36_500
+"""Longest life of a key that ends at all."""
 _OF_PEOPLE = (
     "public_url",
     "trusted_proxies",
@@ -61,9 +63,10 @@ def make_parser() -> argparse.ArgumentParser:
     )
     create = keys.add_parser("create", help="make a key; its secret is shown once")
     create.add_argument("--name", default="key", help="what to call it (default: %(default)s)")
+    create.add_argument("name", nargs="?", default=argparse.SUPPRESS, metavar="NAME", help="the same")
     create.add_argument("--email", default="", help="whose key it is; the first admin's by default")
-    create.add_argument("--models", nargs="*", default=None, help="models that it may use; all by default")
-    create.add_argument("--expires-days", type=float, default=None, help="days until it expires; never by default")
+    create.add_argument("--models", nargs="+", default=None, help="models that it may use; all by default")
+    create.add_argument("--expires-days", type=_days, default=None, help="days until it expires; never by default")
     create.set_defaults(run=_command("keys_create"))
     listing = keys.add_parser("list", help="show every key, without secrets")
     listing.set_defaults(run=_command("keys_list"))
@@ -105,6 +108,13 @@ def _where(parser: argparse.ArgumentParser) -> None:
         default=_default("database_url", ""),
         help="address of the ledger; empty is in the data folder",
     )
+
+
+def _days(text: str) -> float:
+    days = float(text)
+    if not 0 < days <= MAX_DAYS:
+        raise argparse.ArgumentTypeError(f"{text} is not more than 0 and at most {MAX_DAYS}")
+    return days
 
 
 def _serve_parser(parser: argparse.ArgumentParser) -> None:
@@ -159,9 +169,8 @@ def _add_option(group: argparse._ArgumentGroup, field: msgspec.structs.FieldInfo
     default = _default(field.name, field.default)
     text = text.replace("%", "%%")
     if field.type is bool:
-        if isinstance(default, str):
-            default = default.lower() in ("1", "true", "yes", "on")
-        group.add_argument(flag, action=argparse.BooleanOptionalAction, default=default, help=text)
+        switch = group.add_argument(flag, action=argparse.BooleanOptionalAction, default=default, help=text)
+        switch.type = _truth
         return
     if typing.get_origin(field.type) is tuple:
         text = f"{text} May be given more than once."
@@ -170,9 +179,29 @@ def _add_option(group: argparse._ArgumentGroup, field: msgspec.structs.FieldInfo
         )
         return
     choices = typing.get_args(field.type) if typing.get_origin(field.type) is typing.Literal else None
-    kind: Any = type(choices[0]) if choices else field.type
+    kind: Any = _one_of(choices) if choices else field.type
     shown = f"{text} (default: {field.default})" if str(field.default) else text
     group.add_argument(flag, type=kind, choices=choices, default=default, help=shown, metavar=None if choices else "X")
+
+
+def _one_of(choices: tuple[Any, ...]) -> Callable[[str], Any]:
+    """Reads a choice. argparse itself does not look whether a default, which the environment may give, is one."""
+
+    def read(text: str) -> Any:
+        found = {str(choice): choice for choice in choices}
+        if text not in found:
+            raise argparse.ArgumentTypeError(f"invalid choice: {text!r} (choose from {', '.join(map(repr, choices))})")
+        return found[text]
+
+    return read
+
+
+def _truth(text: str) -> bool:
+    """Reads a switch from the environment."""
+    truths = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    if text.lower() not in truths:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
+    return truths[text.lower()]
 
 
 def _default(name: str, fallback: Any) -> Any:

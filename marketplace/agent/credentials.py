@@ -15,6 +15,7 @@ ENVIRONMENT = "HEADRACE_NODE_KEY"
 FILE = "credentials.json"
 PREFIX = "hr_n_"
 """What the keys of nodes begin with."""
+_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _TOKEN = re.compile(r"[\w-]+\.[\w-]+\.[\w-]+")
 
 
@@ -91,12 +92,18 @@ def load(environment: Mapping[str, str], file: Path) -> Credentials:
         raise CredentialError(f"{file} holds no credential: it needs api_key")
     if found.api_key:
         _of_node(found.api_key, f"api_key in {file}")
+    for name in ("token", "pat"):
+        value = getattr(found, name) or ""
+        if not (value.isascii() and value.isprintable()):
+            raise CredentialError(f"{name} in {file} has characters in it that no token has")
     return found
 
 
 def _of_node(key: str, where: str) -> str:
     if not key.startswith(PREFIX):
         raise CredentialError(f"{where} is no key of a node: those begin with {PREFIX}")
+    if not _KEY.fullmatch(key):
+        raise CredentialError(f"{where} is no key of a node: it has more in it than letters and digits")
     return key
 
 

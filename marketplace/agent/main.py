@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+import httpx2
 import msgspec
 
 from marketplace.agent import cdi, credentials, volumes
@@ -168,7 +169,11 @@ def _drivers(
 
 
 def _check(settings: NodeSettings) -> None:
-    if not settings.server.startswith(("http://", "https://")):
+    try:
+        server = httpx2.URL(settings.server)
+    except httpx2.InvalidURL:
+        server = httpx2.URL()
+    if server.scheme not in ("http", "https") or not server.host:
         raise NodeError(f"--server is not like https://headrace.example.com: {settings.server}")
 
 

@@ -73,6 +73,39 @@ def test_keys_that_cannot_be_made(data: Path, capsys: pytest.CaptureFixture[str]
     assert (status, out) == (2, "") and err.startswith("headrace: ")
 
 
+def test_a_key_has_its_name_in_either_way(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for argv, name in ((["ci"], "ci"), (["--name", "cd"], "cd"), ([], "key")):
+        status, out, _ = run(capsys, "keys", "create", *argv, "--data", data)
+        assert status == 0 and f"name    {name}\n" in out
+
+
+@pytest.mark.parametrize(
+    "argv", [["--expires-days", days] for days in ("nan", "inf", "0", "-1", "1e9", "soon")] + [["--models"]]
+)
+def test_keys_that_are_not_asked_for_rightly(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["keys", "create", *argv])
+    assert ended.value.code == 2 and f"argument {argv[0]}: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("HEADRACE_SAMPLING_DEFAULTS", "some", "argument --sampling-defaults: invalid choice: 'some'"),
+        ("HEADRACE_PREFIX_CACHE", "maybe", "'maybe' is neither true nor false"),
+        ("HEADRACE_PORT", "many", "argument --port: invalid int value: 'many'"),
+    ],
+)
+def test_what_the_environment_says_wrongly(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], variable: str, value: str, said: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    assert main(["bench"]) == 0, "other commands have nothing to do with it"
+    with pytest.raises(SystemExit) as ended:
+        main(["serve"])
+    assert ended.value.code == 2 and said in capsys.readouterr().err
+
+
 def test_a_key_needs_the_secret_of_the_data_folder(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (data / "secret.key").unlink()
     status, _, err = run(capsys, "keys", "create", "--data", data)

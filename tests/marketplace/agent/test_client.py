@@ -87,7 +87,13 @@ def test_every_kind_of_credentials_file_loads_and_is_left_as_it_is(
 
 
 @pytest.mark.parametrize(
-    ("text", "why"), [("{", "neither a key nor"), ("{}", "needs api_key"), ('{"api-key": "x"}', "neither a key nor")]
+    ("text", "why"),
+    [
+        ("{", "neither a key nor"),
+        ("{}", "needs api_key"),
+        ('{"api-key": "x"}', "neither a key nor"),
+        ('{"token": "t\\n0"}', "token in .* has characters"),
+    ],
 )
 def test_a_file_without_a_credential_is_explained(tmp_path: Path, text: str, why: str) -> None:
     file = tmp_path / "credentials.json"
