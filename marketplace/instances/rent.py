@@ -9,6 +9,7 @@ where nobody can change them any more, and if one differs, the plan is made agai
 from __future__ import annotations
 
 import hashlib
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -35,6 +36,7 @@ from marketplace.networks import service as networks
 from marketplace.networks.service import NoAddressError, NoPortError
 from marketplace.networks.tables import port_lease
 from marketplace.placement import claims, load
+from marketplace.placement.after import after
 from marketplace.placement.choose import NoPlace, Placement, fit
 from marketplace.placement.place import look
 from marketplace.presets import service as presets
@@ -110,7 +112,15 @@ def rent(call: Call, unit: WriteUnit, request: RentRequest, planned: Plan) -> st
         shape = Shape(placed.node.instance_type, wanted.gpus, wanted.vcpu, wanted.dram, wanted.disk)
         presets.capture(unit, call.caller.id, shape, now=call.now, random=call.context.random)
     _reserve(unit, made, scene)  # the ledger's locks come last
+    unit.afterwards(partial(_remember, call, placed))
     return instance_id
+
+
+def _remember(call: Call, placed: Placement) -> None:
+    """Whoever rents next need not read what has become of the node."""
+    view = after(placed)
+    if view is not None:
+        call.context.fleet.learn(view, call.now)
 
 
 def _seize(call: Call, unit: WriteUnit, request: RentRequest, planned: Plan) -> Plan:

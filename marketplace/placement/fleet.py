@@ -45,9 +45,16 @@ class Fleet:
             found += fresh
         return found
 
+    def learn(self, view: NodeView, now: int) -> None:
+        """Remember a node as whoever changed it last, and has committed that, knows it to be."""
+        self._remember([view], now)
+
     def _keep(self, unit: ReadUnit, views: Sequence[NodeView], now: int) -> None:
         if isinstance(unit, WriteUnit):
             return  # its statements may see different moments, and what it wrote itself may be taken back
+        self._remember(views, now)
+
+    def _remember(self, views: Sequence[NodeView], now: int) -> None:
         if len(self._seen) + len(views) > MAX_NODES:
             self._seen.clear()
         self._seen.update((view.id, _Seen(view.generation, now, view.until, view)) for view in views)

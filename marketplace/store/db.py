@@ -40,6 +40,7 @@ from sqlalchemy.exc import DBAPIError, DisconnectionError
 from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 
 from marketplace.store import bulk
+from marketplace.store.kept import IDLE_S, Kept, stands
 from marketplace.store.prepared import Prepared, on_driver, several, together
 
 Clock = Callable[[], int]
@@ -48,8 +49,9 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 BUSY_TIMEOUT_S = 10.0
-IDLE_S = 1.0
-"""After so long without use it is looked whether a connection still stands."""
+KEPT_READERS = 8
+KEPT_OF_SERVER = 4
+"""PostgreSQL's readers and its writers share one pool: so many of each stay open, and most of the pool is for both."""
 _RETRY_STATES = frozenset({"40001", "40P01"})  # serialization failure, deadlock
 _ATTEMPTS = 5
 
@@ -97,6 +99,20 @@ class ReadUnit:
 
 class WriteUnit(ReadUnit):
     """One transaction that may change the database. It is committed or rolled back by `Database.write` alone."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection)
+        self._afterwards: list[Callable[[], None]] = []
+
+    def afterwards(self, tell: Callable[[], None]) -> None:
+        """Call this once the unit is committed, and never if it is not: for what a process remembers of its own
+        changes. It cannot fail and takes no time."""
+        self._afterwards.append(tell)
+
+    def committed(self) -> None:
+        """Tell those who wait for it. For `Database.write` alone."""
+        for tell in self._afterwards:
+            tell()
 
     def execute(self, statement: Insert | Update | Delete) -> CursorResult[*tuple[Any, ...]]:
         """Run one INSERT, UPDATE or DELETE."""
@@ -153,11 +169,14 @@ class Database:
             self._reader = self._writer.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
         else:
             raise StoreError(f"unsupported database {self.dialect!r}: use sqlite:/// or postgresql+psycopg://")
+        shared = self.dialect == "postgresql"
+        self._readers = Kept(self._reader, KEPT_OF_SERVER if shared else KEPT_READERS)
+        self._writers = Kept(self._writer, KEPT_OF_SERVER if shared else 1)
 
     @contextmanager
     def read(self) -> Iterator[ReadUnit]:
         """Open a snapshot for the length of the block."""
-        with self._reader.connect() as connection, connection.begin():
+        with self._readers.begin() as connection:
             yield ReadUnit(connection)
 
     @contextmanager
@@ -166,17 +185,23 @@ class Database:
 
         StoreError when this thread already has one open: it would wait for itself.
         """
+        with self._alone(), self._writers.begin() as connection:
+            unit = WriteUnit(connection)
+            yield unit
+        unit.committed()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Be the only writer of this process, where the database has one at a time."""
         if self.dialect != "sqlite":
-            with self._writer.begin() as connection:
-                yield WriteUnit(connection)
+            yield
             return
         if self._writer_thread == threading.get_ident():
             raise StoreError("this thread already has a write unit open")
         with self._writing:
             self._writer_thread = threading.get_ident()
             try:
-                with self._writer.begin() as connection:
-                    yield WriteUnit(connection)
+                yield
             finally:
                 self._writer_thread = None
 
@@ -211,6 +236,8 @@ class Database:
 
     def close(self) -> None:
         """Close every connection. The database may be used again after it."""
+        self._readers.close()
+        self._writers.close()
         self._reader.dispose()
         self._writer.dispose()
 
@@ -222,11 +249,8 @@ def _postgres_engine(url: URL) -> Engine:
 
     @event.listens_for(engine, "checkout")
     def _look(driver: DBAPIConnection, record: ConnectionPoolEntry, _fairy: PoolProxiedConnection) -> None:
-        if time.monotonic() - record.info.get("used", 0.0) > IDLE_S:
-            try:
-                engine.dialect.do_ping(driver)
-            except engine.dialect.loaded_dbapi.Error as error:
-                raise DisconnectionError("the connection no longer stands") from error
+        if time.monotonic() - record.info.get("used", 0.0) > IDLE_S and not stands(engine, driver):
+            raise DisconnectionError("the connection no longer stands")
 
     @event.listens_for(engine, "checkin")
     def _used(_driver: DBAPIConnection | None, record: ConnectionPoolEntry) -> None:
@@ -239,7 +263,7 @@ def _sqlite_engine(url: str, *, writer: bool) -> Engine:
     engine = create_engine(
         url,
         connect_args={"timeout": BUSY_TIMEOUT_S, "check_same_thread": False},
-        pool_size=1 if writer else 8,
+        pool_size=2 if writer else 8,  # who migrates writes beside the connection that is kept
         max_overflow=0 if writer else 16,
         pool_use_lifo=True,  # the one that was used last knows its statements and pages
     )

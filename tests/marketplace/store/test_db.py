@@ -29,7 +29,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 
 from marketplace.ledger.tables import account, entry
-from marketplace.store import epochs
+from marketplace.store import epochs, kept
 from marketplace.store.db import Database, ReadUnit, StoreError, WriteUnit
 
 
@@ -54,6 +54,43 @@ def test_a_write_unit_rolls_back_when_it_raises(database: Database) -> None:
         epochs.bump(unit, "x")
         raise RuntimeError("on purpose")
     assert _epoch(database, "x") == 0
+
+
+def test_who_waits_for_a_commit_is_told_after_it_and_never_of_what_is_rolled_back(database: Database) -> None:
+    seen: list[int] = []
+    with database.write() as unit:
+        unit.afterwards(lambda: seen.append(_epoch(database, "x")))
+        epochs.bump(unit, "x")
+        assert seen == []
+    assert seen == [1]
+    with pytest.raises(RuntimeError, match="on purpose"), database.write() as unit:
+        unit.afterwards(lambda: seen.append(2))
+        raise RuntimeError("on purpose")
+    assert seen == [1]
+
+
+def test_connections_stay_open_as_long_as_they_stand(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    with database.read() as unit, database.read() as other:
+        assert unit._connection is not other._connection, "nobody shares one"
+        first = other._connection
+    with database.read() as unit:
+        first = unit._connection
+    with database.read() as unit:
+        assert unit._connection is first
+    with pytest.raises(RuntimeError, match="on purpose"), database.read() as unit:
+        raise RuntimeError("on purpose")
+    assert first.closed, "the pool looks what is left of it"
+    with database.read() as unit:
+        first = unit._connection
+    monkeypatch.setattr(kept, "IDLE_S", -1.0)
+    monkeypatch.setattr(kept, "stands", lambda *_: False)
+    with database.read() as unit:
+        assert (unit._connection is first) == (unit.dialect == "sqlite"), "a file is always there"
+    assert first.closed == (database.dialect != "sqlite")
+    database.close()
+    assert unit._connection.closed
+    _bump(database, "x")
+    assert _epoch(database, "x") == 1, "it may be used again"
 
 
 def test_a_read_unit_cannot_write(database: Database) -> None:
