@@ -46,20 +46,16 @@ def decode(body: bytes, kind: type[T], policy: FieldPolicy) -> tuple[T, tuple[st
     except msgspec.ValidationError as error:
         if not str(error).startswith(_UNKNOWN):
             raise explain(error) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise errors.malformed(_clean(str(error))) from error
-    except RecursionError as error:
-        raise errors.malformed("nested too deeply") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _malformed(error) from error
     return _decode_loosely(body, kind, policy)
 
 
 def _decode_loosely(body: bytes, kind: type[T], policy: FieldPolicy) -> tuple[T, tuple[str, ...]]:
     try:
         tree = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise errors.malformed(_clean(str(error))) from error
-    except RecursionError as error:
-        raise errors.malformed("nested too deeply") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _malformed(error) from error
     ignored: list[str] = []
     _apply_policy(tree, policy)
     while True:
@@ -80,6 +76,14 @@ def _decode_loosely(body: bytes, kind: type[T], policy: FieldPolicy) -> tuple[T,
                 raise errors.ApiError(
                     400, f"More than {MAX_IGNORED} unknown parameters: {listed}, …", code="unknown_parameter"
                 ) from error
+
+
+def _malformed(error: msgspec.DecodeError | UnicodeDecodeError | RecursionError) -> errors.ApiError:
+    if isinstance(error, RecursionError):
+        return errors.malformed("nested too deeply")
+    if isinstance(error, UnicodeDecodeError):
+        return errors.malformed("not UTF-8")  # where in the body is not known: the position is that in a string
+    return errors.malformed(_clean(str(error).removeprefix("JSON is malformed: ")))
 
 
 def _apply_policy(tree: Any, policy: FieldPolicy) -> None:

@@ -288,6 +288,22 @@ def test_malformed_bodies_are_a_400(body: bytes) -> None:
     assert caught.value.code == "invalid_json"
 
 
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b'{"model": NaN}', "invalid character (byte 10)"),
+        (b"", "input data was truncated"),
+        (b'{"model": "\xff"}', "not UTF-8"),
+        (b'{"unknown": ' + b"[" * 20_000 + b"]" * 20_000 + b"}", "nested too deeply"),
+    ],
+    ids=["character", "empty", "encoding", "depth"],
+)
+def test_a_malformed_body_is_told_why(body: bytes, why: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse_chat(body)
+    assert caught.value.message == f"The body is not valid JSON: {why}."
+
+
 @pytest.mark.parametrize("body", [b"[]", b'"x"', b"5", b"null"])
 def test_a_body_that_is_not_an_object_is_refused(body: bytes) -> None:
     with pytest.raises(ApiError) as caught:
