@@ -19,6 +19,7 @@ from marketplace.http import idempotency, sheets, versions
 from marketplace.http.envelope import VERSION_HEADER, Parcel, pack, unpack
 from marketplace.http.errors import Code, Refusal, render
 from marketplace.http.limits import RateClass, Verdict, rates
+from marketplace.http.mistakes import mistakes
 from marketplace.http.operation import (
     Call,
     Context,
@@ -378,7 +379,7 @@ def read_request(model: type[BaseModel], data: Any, path_params: Mapping[str, st
     except ValidationError as error:
         # Neither the input nor the context of an error is repeated: it may hold a password.
         wrong = error.errors(include_url=False, include_context=False, include_input=False)
-        found = [{"param": _param(item["loc"], data), "message": _message(item["msg"])} for item in wrong[:MAX_DETAILS]]
+        found = mistakes(wrong, data)[:MAX_DETAILS]
         first = found[0]
         raise Refusal(
             Code.VALIDATION_FAILED,
@@ -386,26 +387,6 @@ def read_request(model: type[BaseModel], data: Any, path_params: Mapping[str, st
             param=first["param"] or None,
             details={"errors": found},
         ) from None
-
-
-def _param(location: tuple[int | str, ...], data: Any) -> str:
-    """The field that an error is about, as the client wrote it: pydantic also names the members of unions, which are
-    not in the body."""
-    path: list[str] = []
-    place = data
-    for step in location:
-        if isinstance(place, list) and isinstance(step, int) and step < len(place):
-            place = place[step]
-        elif isinstance(place, dict) and step in place:
-            place = place[str(step)]
-        elif path or not isinstance(step, str):
-            continue
-        path.append(str(step))
-    return ".".join(path)
-
-
-def _message(text: str) -> str:
-    return text.removeprefix("Value error, ")
 
 
 def _wire(answer: BaseModel | None) -> Any:
