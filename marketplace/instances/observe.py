@@ -12,7 +12,7 @@ from marketplace.environments import service as environments
 from marketplace.events.transitions import Scene
 from marketplace.instances import life
 from marketplace.instances.life import PUBLIC
-from marketplace.instances.rules import FAILURES, starts_at_once
+from marketplace.instances.rules import failure, starts_at_once
 from marketplace.instances.tables import instance
 from marketplace.placement import claims
 from marketplace.store.db import WriteUnit
@@ -101,7 +101,7 @@ def _one(
 
 def _starting(unit: WriteUnit, row: Any, told: ObservedInstance, scene: Scene) -> None:
     if told.error is not None and told.phase in ("Failed", "Absent"):
-        cause, message = FAILURES[told.error.cause], told.error.message[:1000]
+        cause, message = failure(row.kind, told.error.cause), told.error.message[:1000]
         if told.phase == "Absent":
             life.fail(unit, row, scene, cause=cause, message=message)
         else:

@@ -61,7 +61,7 @@ _AFTER: MappingProxyType[Want, Power] = MappingProxyType(
     {"Running": "Running", "Stopped": "Shutoff", "Paused": "Paused"}
 )
 
-FAILURES: MappingProxyType[Cause, str] = MappingProxyType(
+_FAILURES: MappingProxyType[Cause, str] = MappingProxyType(
     {
         "BadImage": "DockerImagePullFailed",
         "BadCommand": "DockerCommandFailed",
@@ -69,7 +69,12 @@ FAILURES: MappingProxyType[Cause, str] = MappingProxyType(
         "PlatformError": "PlatformError",
     }
 )
-"""What nodes call a failure, and what its renter reads."""
+
+
+def failure(kind: str, cause: Cause) -> str:
+    """What the renter of such a machine reads where its node names this cause: a virtual machine without its image
+    cannot be booted."""
+    return "VmBootFailed" if kind == "VirtualMachine" and cause == "BadImage" else _FAILURES[cause]
 
 
 def state_of(power: str, want: Want, *, settled: bool) -> str:

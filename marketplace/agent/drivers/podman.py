@@ -128,7 +128,9 @@ class PodmanDriver:
             progress("Creating")
             try:
                 gpus = await self._given(spec.gpus)
-                await self._call("POST", f"/containers/create?name={_name(id)}", self._body(id, spec, gpus))
+                made = await self._raw("POST", f"/containers/create?name={_name(id)}", self._body(id, spec, gpus))
+                if made.status_code >= 400:
+                    raise _not_made(_message(made))
             except DriverError:
                 await self._take_back(spec.gpus)
                 raise
@@ -376,6 +378,12 @@ def _no_image(image: str, said: str) -> DriverError:
     if "invalid reference" in lower or "parse" in lower:
         return DriverError("BadImage", f"{image} is not a name of an image.", said)
     return DriverError("BadImage", f"The image {image} cannot be fetched.", said)
+
+
+def _not_made(said: str) -> DriverError:
+    if "no command" in said.lower():  # podman's "no command or entrypoint provided", dockerd's "No command specified"
+        return DriverError("BadCommand", "The image names no command to run: the rental has to name one.", said)
+    return DriverError("PlatformError", "The node's container engine refused.", said)
 
 
 def _no_start(said: str) -> DriverError:

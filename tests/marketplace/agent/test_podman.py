@@ -171,6 +171,22 @@ def test_an_engine_that_is_not_there_is_a_problem_and_no_error(tmp_path: Path) -
     assert "does not answer" in capabilities.problems[0]
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "container create: no command or entrypoint provided, and no CMD or ENTRYPOINT from image",  # podman's words
+        "No command specified",  # dockerd's
+    ],
+)
+def test_an_image_that_names_no_command_is_its_renter_s_matter(said: str) -> None:
+    told = podman._not_made(said)
+    assert (told.cause, told.message) == (
+        "BadCommand",
+        "The image names no command to run: the rental has to name one.",
+    )
+    assert podman._not_made("no space left on device").cause == "PlatformError"
+
+
 def test_settings_of_the_engine() -> None:
     conf = containers_conf(1024)
     assert 'default_ulimits = ["nofile=1024:1024", "nproc=4096:4096"]' in conf

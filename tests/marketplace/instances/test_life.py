@@ -87,6 +87,18 @@ def test_what_fails_costs_nothing_and_says_why(rack: Rack, ada: Caller) -> None:
     assert rack.audit().clean
 
 
+def test_a_virtual_machine_without_its_image_was_no_container(rack: Rack, ada: Caller) -> None:
+    node = rack.node()
+    machine = rack.rented(ada)
+    node.fails(machine, "BadImage", "The host of the image's address is not known.")
+    node.clean()
+    failure = rack.show(ada, machine)["failure"]
+    assert (failure["cause"], failure["user_message"]) == (
+        "VmBootFailed",
+        "The host of the image's address is not known.",
+    )
+
+
 def test_a_container_is_active_as_soon_as_it_runs(rack: Rack, ada: Caller) -> None:
     node = rack.node()
     machine = rack.rented(ada, "h200.0", container=True)
