@@ -116,18 +116,20 @@ async def _run(settings: NodeSettings, credential: Credentials) -> int:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    async with served(guest_app(keeper), guests), served(lease_app(leases, _now), engines):
-        running = asyncio.create_task(agent.run())
-        stopping = asyncio.create_task(stop.wait())
-        await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        running.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await running
-        leases.close()
-    for driver in drivers.values():
-        if isinstance(driver, PodmanDriver):
-            await driver.close()
+    try:
+        async with served(guest_app(keeper), guests), served(lease_app(leases, _now), engines):
+            running = asyncio.create_task(agent.run())
+            stopping = asyncio.create_task(stop.wait())
+            await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            stopping.cancel()
+            running.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await running
+            leases.close()
+    finally:
+        for driver in drivers.values():
+            if isinstance(driver, PodmanDriver):
+                await driver.close()
     return 0
 
 

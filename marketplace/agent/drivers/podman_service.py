@@ -9,6 +9,8 @@ import os
 import resource
 import shutil
 import signal
+import socket
+import struct
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,6 +40,7 @@ class PodmanService:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder, short = self._folder.resolve(), self.socket.parent
         short.mkdir(exist_ok=True, mode=0o700)
+        end_former(self.socket)
         self.socket.unlink(missing_ok=True)
         (folder / "containers.conf").write_text(containers_conf(_file_limit()))
         (folder / "registries.conf").write_text(registries_conf(self._insecure))
@@ -80,6 +83,20 @@ class PodmanService:
                 tail = (self._folder / "podman.log").read_text("utf-8", "replace")[-2000:]
                 raise DriverError("PlatformError", "podman's service does not start.", tail)
             await asyncio.sleep(_LOOK_S)
+
+
+def end_former(path: Path) -> None:
+    """End who listens there: the service of an agent that was killed, which would stay for ever."""
+    with socket.socket(socket.AF_UNIX) as former:
+        try:
+            former.connect(str(path))
+        except OSError:
+            return
+        found = former.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid: int = struct.unpack("3i", found)[0]
+    with contextlib.suppress(OSError):  # it has just ended by itself
+        if os.fsencode(path) in Path(f"/proc/{pid}/cmdline").read_bytes():
+            os.kill(pid, signal.SIGTERM)
 
 
 def runtime_folder(folder: Path) -> Path:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
+import signal
 import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from marketplace.agent.disks import RetainedDisks
 from marketplace.agent.drivers import podman
 from marketplace.agent.drivers.base import DriverError
 from marketplace.agent.drivers.podman import PodmanDriver
-from marketplace.agent.drivers.podman_service import containers_conf, registries_conf, runtime_folder
+from marketplace.agent.drivers.podman_service import containers_conf, end_former, registries_conf, runtime_folder
 from marketplace.agent.keeper import Keeper
 from marketplace.agent.records import Record, Records
 from marketplace.agent.serving import served, tcp_listener
@@ -185,6 +187,20 @@ def test_an_image_that_names_no_command_is_its_renter_s_matter(said: str) -> Non
         "The image names no command to run: the rental has to name one.",
     )
     assert podman._not_made("no space left on device").cause == "PlatformError"
+
+
+def test_the_service_of_an_agent_that_was_killed_is_ended(tmp_path: Path) -> None:
+    path = tmp_path / "podman.sock"
+    end_former(path)  # nobody is there
+    listen = (
+        "import socket, sys; s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen(); print(1, flush=True)"
+    )
+    command = [sys.executable, "-c", f"{listen}; s.accept(); s.accept()", path]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as former:
+        assert former.stdout is not None and former.stdout.readline() == b"1\n"
+        end_former(path)
+        assert former.wait(30) == -signal.SIGTERM
+    end_former(path)  # its socket is still there
 
 
 def test_settings_of_the_engine() -> None:
