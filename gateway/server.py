@@ -1,4 +1,4 @@
-"""uvicorn, made to measure: an HTTP protocol with bounds and JSON errors, and a server whose signals are ours."""
+"""uvicorn's server with connections of our own: signals are its owner's, and it says when it listens."""
 
 from __future__ import annotations
 
@@ -9,109 +9,26 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from gateway.inference.errors import ApiError
-from gateway.inference.line import Line
-
-HEAD_BYTES = 64 * 1024
-"""Most bytes of request line and headers."""
-HEAD_SECONDS = 30.0
-"""A connection that has not sent a whole request head for this long is closed."""
+from gateway.http.connection import Connection, ServerState
 
 
-class FrontProtocol(HttpToolsProtocol):
-    """HTTP/1.1 connections: bounded heads, no half-open connections, JSON for what is not HTTP, a transport to cut."""
+class FrontProtocol(Connection):
+    """A connection as uvicorn's server makes it."""
 
-    _line: Line
-    _head_bytes = 0
-    _head_open = False
-    _head_timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Put a line before the transport, and where responses find it: they write to it themselves."""
-        self._line = Line(transport, self.loop.time)
-        super().connection_made(self._line)
-        self.app_state = {**self.app_state, "line": self._line}
-        self._await_head()
-
-    def pause_writing(self) -> None:
-        """The client does not keep up."""
-        super().pause_writing()
-        self._line.pause()
-
-    def resume_writing(self) -> None:
-        """It has caught up."""
-        super().resume_writing()
-        self._line.resume()
-
-    def data_received(self, data: bytes) -> None:
-        """Parse; a head that came only in part may take so long and no longer."""
-        super().data_received(data)
-        if self._head_open:
-            self._await_head()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Stop waiting."""
-        self._head_arrived()
-        super().connection_lost(exc)
-        self._line.lost()
-
-    def on_message_begin(self) -> None:
-        """A request begins."""
-        self._head_bytes = 0
-        self._head_open = True
-        super().on_message_begin()
-
-    def on_url(self, url: bytes) -> None:
-        """A piece of the request's target."""
-        self._count(len(url))
-        super().on_url(url)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """One header."""
-        self._count(len(name) + len(value))
-        super().on_header(name, value)
-
-    def on_headers_complete(self) -> None:
-        """The head is whole."""
-        self._head_arrived()
-        super().on_headers_complete()
-
-    def on_message_complete(self) -> None:
-        """The body is whole, too: whoever reads it need not watch the time."""
-        super().on_message_complete()
-        self.scope["state"]["whole"] = True
-
-    def send_400_response(self, msg: str) -> None:
-        """Refuse what is not HTTP in the shape of every other error."""
-        self._head_arrived()
-        body = ApiError(400, msg, code="invalid_request").body("")
-        head = (
-            b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
-            b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(
+            config.loaded_app,
+            server_state,
+            keep_alive_s=config.timeout_keep_alive,
+            loop=_loop or asyncio.get_running_loop(),
         )
-        self.transport.write(head + body)
-        self.transport.close()
-
-    def _count(self, size: int) -> None:
-        self._head_bytes += size
-        if self._head_bytes > HEAD_BYTES:
-            raise ValueError("the request head is too large")
-
-    def _await_head(self) -> None:
-        if self._head_timer is None:
-            self._head_timer = self.loop.call_later(HEAD_SECONDS, self._give_up)
-
-    def _head_arrived(self) -> None:
-        self._head_open = False
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
-
-    def _give_up(self) -> None:
-        self._head_timer = None
-        self.transport.abort()
 
 
 class FrontServer(uvicorn.Server):

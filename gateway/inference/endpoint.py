@@ -30,7 +30,7 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        exchange = Exchange(scope, receive, send, self._new_id())
+        exchange = Exchange(scope, self._new_id())
         try:
             await self._handle(exchange)
         except ClientGone:

@@ -17,7 +17,7 @@ from gateway.metering.charge import Charge, Stop
 from gateway.telemetry import ModelMeters
 
 METER_TOKENS = 16
-METER_S = 0.5
+METER_S = 2.0
 """The meter is told of new tokens after this many, or this long: well within the margin that it keeps back."""
 
 
@@ -134,7 +134,7 @@ class Flow:
         if finished:
             self._over.set_result(None)
             return
-        if generation.counters.completion - self._metered_tokens >= METER_TOKENS or now >= self._metered_at + METER_S:
+        if self.delivered - self._metered_tokens >= METER_TOKENS or now >= self._metered_at + METER_S:
             self._meter()
         if sink.full:
             self._blocked = True

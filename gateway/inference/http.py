@@ -7,9 +7,9 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
+from gateway.http.turn import Turn
 from gateway.inference import errors
 from gateway.inference.errors import ApiError, Headers
-from gateway.inference.line import Line
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -30,13 +30,11 @@ class ClientGone(Exception):  # noqa: N818 - not an error of ours: nobody is the
 class Exchange:
     """A request and the answer to it, under one request id."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
+    def __init__(self, scope: Scope, request_id: str) -> None:
         self.scope = scope
-        self.receive = receive
-        self.send = send
         self.request_id = request_id
-        self.line: Line = scope["state"]["line"]
-        """The connection, for answers that write to it themselves."""
+        self.turn: Turn = scope["state"]["turn"]
+        """The request on its connection, and the response to it."""
         self.began = time.perf_counter()
         self.status = 0
         """Status that was sent, 0 before."""
@@ -66,14 +64,14 @@ class Exchange:
         declared = self.header(b"content-length")
         if declared.isdigit() and int(declared) > limit and self.header(b"expect"):
             raise errors.too_large(limit)
-        if self.scope["state"].get("whole"):
+        if self.turn.whole:
             return await self._whole(limit)
         chunks: list[bytes] = []
         size = 0
         try:
             async with asyncio.timeout(timeout_s) as patience:
                 while True:
-                    message = await self.receive()
+                    message = await self.turn.receive()
                     if message["type"] == "http.disconnect":
                         raise ClientGone
                     chunk = message.get("body", b"")
@@ -94,7 +92,7 @@ class Exchange:
 
     async def _whole(self, limit: int) -> bytes:
         """A body that has come in whole already: nothing is waited for, and nothing has to watch the time."""
-        message = await self.receive()
+        message = await self.turn.receive()
         if message["type"] == "http.disconnect":
             raise ClientGone
         body: bytes = message.get("body", b"")
@@ -121,24 +119,19 @@ class Exchange:
         """Send a whole answer of any type."""
         self.status = status
         shape = ((b"content-type", content_type), (b"content-length", b"%d" % len(body)))
-        self.line.cork()
-        try:
-            head = self.headers((*shape, *headers))
-            await self.send({"type": "http.response.start", "status": status, "headers": head})
-            await self.send({"type": "http.response.body", "body": body})
-        finally:
-            self.line.uncork()
+        self.turn.begin(status, self.headers((*shape, *headers)))
+        self.turn.end(body)
 
     async def fail(self, error: ApiError) -> None:
         """Send an error as an ordinary HTTP answer."""
         await self.json(error.status, error.body(self.request_id), error.headers)
 
-    async def start_stream(self) -> None:
-        """Send the head of an event stream."""
+    def start_stream(self) -> None:
+        """Begin an event stream."""
         self.status = 200
         stream = (
             (b"content-type", b"text/event-stream; charset=utf-8"),
             (b"cache-control", b"no-cache"),
             (b"x-accel-buffering", b"no"),
         )
-        await self.send({"type": "http.response.start", "status": 200, "headers": self.headers(stream)})
+        self.turn.begin(200, self.headers(stream))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from gateway.inference.line import Line
+from gateway.http.turn import Turn
 
 
 class Outbox:
@@ -22,18 +22,14 @@ class Outbox:
         self._parts: list[bytes] = []
         self._size = 0
         self._closed = False
-        self._line: Line | None = None
-        self._response: asyncio.Future[None] | None = None
+        self._turn: Turn | None = None
+        self._begin: Callable[[], None] = _begun
+        self._end: asyncio.Future[None] | None = None
 
     @property
     def full(self) -> bool:
         """True while the client is more than LIMIT bytes behind what the connection itself keeps."""
         return self._size > self.LIMIT and not self._closed
-
-    @property
-    def empty(self) -> bool:
-        """True when nothing waits to be written."""
-        return not self._parts
 
     # -- the writer --------------------------------------------------------------------------------
 
@@ -41,15 +37,14 @@ class Outbox:
         """Say something; after close it is dropped."""
         if not data or self._closed:
             return
-        line = self._line
-        if line is None or line.full_since is not None:
+        turn = self._turn
+        if turn is None or turn.full_since is not None:
             self._keep(data)
-            self._wake()
-        elif self._parts:
+        elif self._parts or not self.writes:
             self._keep(data)
             self._flush()
         else:
-            line.chunk(data)
+            turn.write(data)
             self.writes += 1
 
     def defer(self, data: bytes) -> None:
@@ -61,32 +56,32 @@ class Outbox:
         """Say the last, which goes out with the end of the response."""
         self.defer(data)
         self._closed = True
-        self._wake()
+        if self._end is not None and not self._end.done():
+            self._end.set_result(None)
         self._tell_room()
 
     # -- the response ------------------------------------------------------------------------------
 
-    async def begun(self) -> None:
-        """Return when there is something to say, or never will be."""
-        while not self._parts and not self._closed:
-            await self._wait()
-
-    def open(self, line: Line) -> None:
-        """Write what is there, and from now on what comes, but for what goes out with the end."""
-        self._line = line
-        line.on_room = self._flush
+    def open(self, turn: Turn, begin: Callable[[], None]) -> None:
+        """Write what is there, and from now on what comes, but for what goes out with the end; `begin` makes the head
+        of the response when there is something to write."""
+        self._turn, self._begin = turn, begin
+        turn.on_room = self._flush
         self._flush()
 
     async def closed(self) -> bytes:
         """Wait for the end and return what is left to be written."""
-        while not self._closed:
-            await self._wait()
+        if not self._closed:
+            self._end = asyncio.get_running_loop().create_future()
+            await self._end
         return self._take()
 
     def _flush(self) -> None:
-        line = self._line
-        if line is not None and line.full_since is None and self._parts and not self._closed:
-            line.chunk(self._take())
+        turn = self._turn
+        if turn is not None and turn.full_since is None and self._parts and not self._closed:
+            if not self.writes:
+                self._begin()
+            turn.write(self._take())
             self.writes += 1
             self._tell_room()
 
@@ -102,10 +97,6 @@ class Outbox:
         parts, self._parts, self._size = self._parts, [], 0
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def _wake(self) -> None:
-        if self._response is not None and not self._response.done():
-            self._response.set_result(None)
 
-    async def _wait(self) -> None:
-        self._response = asyncio.get_running_loop().create_future()
-        await self._response
+def _begun() -> None:
+    """Nothing was opened."""

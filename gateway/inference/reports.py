@@ -194,13 +194,15 @@ class Reports:
             (b"content-disposition", b'attachment; filename="usage.csv"'),
             (b"cache-control", b"no-store"),
         )
-        await exchange.send({"type": "http.response.start", "status": 200, "headers": exchange.headers(shape)})
-        await exchange.send({"type": "http.response.body", "body": first, "more_body": True})
+        turn = exchange.turn
+        turn.begin(200, exchange.headers(shape))
+        turn.write(first)
         async for part in parts:
-            if exchange.line.is_closing():
+            await turn.drained()
+            if turn.gone:
                 return
-            await exchange.send({"type": "http.response.body", "body": part, "more_body": True})
-        await exchange.send({"type": "http.response.body", "body": b""})
+            turn.write(part)
+        turn.end()
 
     async def _records_sheet(self, key: KeyState, asked: Asked) -> AsyncIterator[bytes]:
         head, after = sheets.line(usage_view.COLUMNS), asked.after

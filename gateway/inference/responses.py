@@ -23,14 +23,14 @@ async def respond_body(
 ) -> None:
     """Wait for the whole answer and send it, rendered in one of the threads where it is large. Raises ApiError when it
     failed, ClientGone."""
-    exchange.line.on_lost = lambda: answer.abandon("disconnected")
+    _watch(exchange, answer)
     try:
         await asyncio.shield(answer.over)
     except asyncio.CancelledError:
         answer.abandon("server_fault")  # only the gateway's own shutdown cancels a response
         raise
     finally:
-        exchange.line.leave()
+        exchange.turn.leave()
     if answer.error is not None:
         raise answer.error
     if answer.abandoned:
@@ -50,31 +50,32 @@ async def respond_stream(exchange: Exchange, answer: Answer, slow_client_s: floa
     Raises ApiError when the answer failed before there was anything to send, ClientGone.
     """
     assert isinstance(answer.sink, StreamSink)
-    outbox, line = answer.sink.outbox, exchange.line
-    line.on_lost = lambda: answer.abandon("disconnected")
+    outbox, turn = answer.sink.outbox, exchange.turn
+    _watch(exchange, answer)
     guard = _Guard(exchange, answer, outbox, slow_client_s, keep_alive_s)
+    outbox.open(turn, exchange.start_stream)
     try:
-        await outbox.begun()
-        if answer.abandoned:
-            raise ClientGone
-        if answer.error is not None and outbox.empty:
-            raise answer.error
-        line.cork()
-        try:
-            await exchange.start_stream()
-            outbox.open(line)
-        finally:
-            line.uncork()
         last = await outbox.closed()
         if answer.abandoned:
             raise ClientGone
-        await exchange.send({"type": "http.response.body", "body": last})
+        if not turn.begun:
+            if answer.error is not None:
+                raise answer.error
+            exchange.start_stream()
+        turn.end(last)
     except asyncio.CancelledError:
         answer.abandon("server_fault")  # only the gateway's own shutdown cancels a response
         raise
     finally:
         guard.stop()
-        line.leave()
+        turn.leave()
+
+
+def _watch(exchange: Exchange, answer: Answer) -> None:
+    """Give the answer up when its client leaves, or has left while it was admitted."""
+    exchange.turn.on_lost = lambda: answer.abandon("disconnected")
+    if exchange.turn.gone:
+        answer.abandon("disconnected")
 
 
 class _Guard:
@@ -100,11 +101,11 @@ class _Guard:
 
     def _look(self) -> None:
         now = self._loop.time()
-        full_since = self._exchange.line.full_since
+        full_since = self._exchange.turn.full_since
         if full_since is not None:
             if now - full_since >= self._slow_client_s:
                 self._answer.abandon("disconnected")
-                self._exchange.line.abort()
+                self._exchange.turn.abort()
                 return
         elif self._outbox.writes != self._writes:
             self._writes, self._spoke_at = self._outbox.writes, now

@@ -97,7 +97,10 @@ class StreamSink:
 
     def fail(self, error: ApiError | None) -> None:
         """Put an error event, unless nothing was put before: then the response is an ordinary error."""
-        self.outbox.close(sse.failure(error, self._request_id) if self._opened and error is not None else b"")
+        event = b""
+        if error is not None and (self._opened or self.outbox.writes):  # somebody may have been told to go on waiting
+            event = sse.failure(error, self._request_id)
+        self.outbox.close(event)
 
     @property
     def full(self) -> bool:

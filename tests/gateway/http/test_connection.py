@@ -1,0 +1,599 @@
+"""What a connection promises: every request its answer, in order, however the bytes come; bounds; and one end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import httptools
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.http.connection import HEAD_BYTES, HEAD_SECONDS, Connection
+from gateway.http.turn import READ_AHEAD, Turn
+
+App = Callable[[Any, Any, Any], Awaitable[None]]
+Step = Callable[["Client"], Awaitable[None]]
+
+
+class Transport(asyncio.Transport):
+    """Remembers what was written, and in which state it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent = b""
+        self.closed = self.aborted = False
+        self.reading = True
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return {"sockname": ("127.0.0.1", 80), "peername": ("192.0.2.1", 4711)}.get(name, default)
+
+    def write(self, data: Any) -> None:
+        assert not self.closed, "written after the end"
+        self.sent += bytes(data)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def abort(self) -> None:
+        self.closed = self.aborted = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+
+class Loop:
+    """The running loop, with a clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.timers: list[tuple[float, Callable[[], None]]] = []
+        self.create_task = asyncio.get_running_loop().create_task
+
+    def time(self) -> float:
+        return self.now
+
+    def call_later(self, delay: float, callback: Callable[[], None]) -> SimpleNamespace:
+        timer = (self.now + delay, callback)
+        self.timers.append(timer)
+        return SimpleNamespace(cancel=lambda: timer in self.timers and self.timers.remove(timer))
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, and what is due come."""
+        until = self.now + seconds
+        while due := [timer for timer in self.timers if timer[0] <= until]:
+            timer = min(due, key=lambda one: one[0])
+            self.timers.remove(timer)
+            self.now = timer[0]
+            timer[1]()
+        self.now = until
+
+
+class Answer:
+    """Parses the responses of a connection; one per request, whose methods have to be known."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self.body = b""
+        self.complete = False
+        self.parser: Any = httptools.HttpResponseParser(self)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers[name.decode()] = value.decode()
+
+    def on_headers_complete(self) -> None:
+        self.status = self.parser.get_status_code()
+
+    def on_body(self, body: bytes) -> None:
+        self.body += body
+
+    def on_message_complete(self) -> None:
+        self.complete = True
+
+
+class Client:
+    """A connection with a transport that is none."""
+
+    def __init__(self, app: App, keep_alive_s: float = 75.0) -> None:
+        self.loop = Loop()
+        self.transport = Transport()
+        self.state = SimpleNamespace(
+            connections=set(), tasks=set(), default_headers=[(b"date", b"today")], total_requests=0
+        )
+        self.connection = Connection(app, self.state, keep_alive_s=keep_alive_s, loop=self.loop)  # type: ignore[arg-type]  # as much of a loop as it uses
+        self.connection.connection_made(self.transport)
+
+    async def feed(self, *pieces: bytes) -> None:
+        """Receive, and let everything run that can."""
+        for piece in pieces:
+            self.connection.data_received(piece)
+            await settle()
+
+    def answers(self) -> list[Answer]:
+        """Every response so far that has a length; the last may have to be read to the end of the connection."""
+        found: list[Answer] = []
+        for part in self.transport.sent.split(b"HTTP/1.1 ")[1:]:
+            answer = Answer()
+            answer.parser.feed_data(b"HTTP/1.1 " + part)
+            found.append(answer)
+        return found
+
+    def answer(self) -> Answer:
+        """The only response."""
+        (answer,) = self.answers()
+        return answer
+
+
+async def settle() -> None:
+    """Everything that is ready runs."""
+    for _ in range(12):
+        await asyncio.sleep(0)
+
+
+def run(app: App, step: Step, **options: Any) -> None:
+    """Play a scene."""
+
+    async def scene() -> None:
+        client = Client(app, **options)
+        await step(client)
+        if not client.transport.closed:
+            client.connection.connection_lost(None)
+        await settle()
+        assert not client.state.connections or client.transport.closed
+
+    asyncio.run(scene())
+
+
+async def read(receive: Any) -> bytes:
+    """The whole body."""
+    body = b""
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ConnectionResetError
+        body += message["body"]
+        if not message["more_body"]:
+            return body
+
+
+async def reply(send: Any, body: bytes, status: int = 200, *headers: tuple[bytes, bytes]) -> None:
+    """A response of known length."""
+    head = [(b"content-length", b"%d" % len(body)), *headers]
+    await send({"type": "http.response.start", "status": status, "headers": head})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def echo(scope: Any, receive: Any, send: Any) -> None:
+    """Say what was asked."""
+    body = await read(receive)
+    said = [scope["method"], scope["path"], scope["query_string"].decode(), body.decode()]
+    await reply(send, json.dumps(said).encode())
+
+
+GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+def post(body: bytes, path: bytes = b"/", *headers: bytes) -> bytes:
+    lines = [b"POST %b HTTP/1.1" % path, b"host: x", b"content-length: %d" % len(body), *headers]
+    return b"\r\n".join(lines) + b"\r\n\r\n" + body
+
+
+@given(st.lists(st.tuples(st.text("ab", max_size=4), st.booleans()), min_size=1, max_size=4), st.data())
+def test_every_request_is_answered_in_order_however_its_bytes_come(asked: list[tuple[str, bool]], data: Any) -> None:
+    raw = b""
+    for number, (body, chunked) in enumerate(asked):
+        if chunked:
+            pieces = b"".join(b"1\r\n%b\r\n" % char.encode() for char in body) + b"0\r\n\r\n"
+            raw += b"POST /%d HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n" % number + pieces
+        else:
+            raw += post(body.encode(), b"/%d?q=%d" % (number, number))
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(raw) - 1), max_size=6)))
+    parts = [raw[a:b] for a, b in zip([0, *cuts], [*cuts, len(raw)])]
+    at_once = data.draw(st.booleans())
+
+    async def step(client: Client) -> None:
+        if at_once:
+            for part in parts:
+                client.connection.data_received(part)
+            for _ in asked:
+                await settle()
+        else:
+            await client.feed(*parts)
+            await settle()
+        expected = [
+            ["POST", f"/{number}", "" if chunked else f"q={number}", body]
+            for number, (body, chunked) in enumerate(asked)
+        ]
+        assert [json.loads(answer.body) for answer in client.answers()] == expected
+        assert client.state.total_requests == len(asked) and not client.transport.closed
+
+    run(echo, step)
+
+
+def test_what_an_application_is_told() -> None:
+    seen: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append({key: value for key, value in scope.items() if key != "state"})
+        await reply(send, b"")
+
+    async def step(client: Client) -> None:
+        await client.feed(b"GET /a%20b?c=%20 HTTP/1.1\r\nX-Y: Z\r\n\r\n", b"GET http://h/p HTTP/1.1\r\n\r\n")
+
+    run(app, step)
+    assert seen[0] == {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "server": ("127.0.0.1", 80),
+        "client": ("192.0.2.1", 4711),
+        "scheme": "http",
+        "root_path": "",
+        "method": "GET",
+        "path": "/a b",
+        "raw_path": b"/a%20b",
+        "query_string": b"c=%20",
+        "headers": [(b"x-y", b"Z")],
+    }
+    assert seen[1]["path"] == "/p"
+
+
+@pytest.mark.parametrize(
+    ("raw", "closed"),
+    [
+        (GET, False),
+        (b"GET / HTTP/1.1\r\nconnection: close\r\n\r\n", True),
+        (b"GET / HTTP/1.0\r\n\r\n", True),
+        (b"GET / HTTP/1.1\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n", True),
+    ],
+)
+def test_a_connection_ends_after_the_answer_where_it_has_to(raw: bytes, closed: bool) -> None:
+    async def step(client: Client) -> None:
+        await client.feed(raw)
+        answer = client.answer()
+        assert answer.complete and json.loads(answer.body)[:2] == ["GET", "/"]
+        assert answer.headers.get("connection") == ("close" if closed else None) and answer.headers["date"] == "today"
+        assert client.transport.closed is closed and not client.transport.aborted
+
+    run(echo, step)
+
+
+@pytest.mark.parametrize(("version", "chunked"), [(b"1.1", True), (b"1.0", False)])
+def test_a_body_of_unknown_length_is_sent_in_chunks_or_ends_with_the_connection(version: bytes, chunked: bool) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for piece in (b"a", b"", b"bc"):
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b"d"})
+
+    async def step(client: Client) -> None:
+        await client.feed(b"GET / HTTP/%b\r\n\r\n" % version)
+        head, _, body = client.transport.sent.partition(b"\r\n\r\n")
+        assert (b"transfer-encoding: chunked" in head) is chunked
+        assert body == (b"1\r\na\r\n2\r\nbc\r\n1\r\nd\r\n0\r\n\r\n" if chunked else b"abcd")
+        assert client.transport.closed is not chunked
+
+    run(app, step)
+
+
+@pytest.mark.parametrize(("request_line", "status"), [(b"HEAD / HTTP/1.1", 200), (b"GET / HTTP/1.1", 304)])
+def test_an_answer_without_a_body_keeps_its_length_to_itself(request_line: bytes, status: int) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await reply(send, b"abc", status)
+
+    async def step(client: Client) -> None:
+        await client.feed(request_line + b"\r\n\r\n", request_line + b"\r\n\r\n")
+        assert client.transport.sent.count(b"content-length: 3\r\n") == 2
+        assert b"abc" not in client.transport.sent and not client.transport.closed
+
+    run(app, step)
+
+
+def test_the_head_of_a_stream_that_is_silent_goes_out_alone() -> None:
+    go_on = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await go_on.wait()
+        await send({"type": "http.response.body", "body": b"x"})
+
+    async def step(client: Client) -> None:
+        await client.feed(GET)
+        assert client.transport.sent.endswith(b"chunked\r\n\r\n")
+        go_on.set()
+        await settle()
+        assert client.answer().body == b"x"
+
+    run(app, step)
+
+
+def test_word_to_go_on_is_given_when_the_body_is_asked_for() -> None:
+    async def step(client: Client) -> None:
+        raw = post(b"{}", b"/", b"expect: 100-continue")
+        await client.feed(raw[:-2])
+        assert client.transport.sent == b"HTTP/1.1 100 Continue\r\n\r\n"
+        await client.feed(raw[-2:])
+        assert client.answers()[-1].complete and not client.transport.closed
+
+    run(echo, step)
+
+
+def test_who_was_not_told_to_send_the_body_is_not_waited_for() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await reply(send, b"no", 413)
+
+    async def step(client: Client) -> None:
+        await client.feed(post(b"{}", b"/", b"expect: 100-continue")[:-2])
+        assert client.answer().status == 413 and client.transport.closed
+
+    run(app, step)
+
+
+# -- bounds -----------------------------------------------------------------------------------------
+
+
+def test_a_head_that_is_too_large() -> None:
+    async def step(client: Client) -> None:
+        await client.feed(b"GET / HTTP/1.1\r\nx: ", b"y" * HEAD_BYTES, b"\r\n\r\n")
+        answer = client.answer()
+        assert answer.status == 400 and client.transport.closed
+        assert str(HEAD_BYTES) in json.loads(answer.body)["error"]["message"]
+
+    run(echo, step)
+
+
+def test_a_head_that_comes_too_slowly() -> None:
+    async def step(client: Client) -> None:
+        client.loop.advance(HEAD_SECONDS - 1)
+        await client.feed(b"GET / HT")
+        client.loop.advance(HEAD_SECONDS - 1)
+        assert not client.transport.closed
+        client.loop.advance(1)
+        assert client.transport.aborted
+
+    run(echo, step)
+
+
+def test_an_idle_connection_is_closed_and_a_busy_one_is_not() -> None:
+    go_on = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await go_on.wait()
+        await reply(send, b"")
+
+    async def step(client: Client) -> None:
+        await client.feed(GET)
+        client.loop.advance(1000)
+        assert not client.transport.closed
+        go_on.set()
+        await settle()
+        client.loop.advance(99)
+        assert not client.transport.closed
+        client.loop.advance(1 + HEAD_SECONDS)
+        assert client.transport.closed
+
+    run(app, step, keep_alive_s=100.0)
+
+
+def test_a_large_body_is_taken_as_it_is_read() -> None:
+    go_on = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await go_on.wait()
+        await reply(send, b"%d" % len(await read(receive)))
+
+    async def step(client: Client) -> None:
+        size = 3 * READ_AHEAD
+        await client.feed(post(b"x" * size)[:-READ_AHEAD])
+        assert not client.transport.reading
+        go_on.set()
+        await settle()
+        assert client.transport.reading
+        await client.feed(b"x" * READ_AHEAD)
+        assert client.answer().body == b"%d" % size and client.transport.reading
+
+    run(app, step)
+
+
+def test_requests_that_wait_for_their_turn_are_not_hoarded() -> None:
+    go_on = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await go_on.wait()
+        await read(receive)
+        await reply(send, b"")
+
+    async def step(client: Client) -> None:
+        await client.feed(GET, GET)
+        assert not client.transport.reading and len(client.state.tasks) == 1
+        go_on.set()
+        await settle()
+        assert client.transport.reading and len(client.answers()) == 2
+
+    run(app, step)
+
+
+# -- what goes wrong --------------------------------------------------------------------------------
+
+
+def test_what_is_no_http_is_told_after_the_answers_before_it() -> None:
+    go_on = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await go_on.wait()
+        await reply(send, b"first")
+
+    async def step(client: Client) -> None:
+        await client.feed(GET, b"\x16\x03\x01 hello\r\n\r\n", b"more of it")
+        assert client.transport.sent == b""
+        go_on.set()
+        await settle()
+        first, second = client.answers()
+        assert first.body == b"first" and second.status == 400 and client.transport.closed
+        assert json.loads(second.body)["error"]["code"] == "invalid_request"
+
+    run(app, step)
+
+
+def test_a_body_that_is_no_http_ends_its_request() -> None:
+    lost: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await read(receive)
+        except ConnectionResetError:
+            lost.append(scope["path"])
+
+    async def step(client: Client) -> None:
+        await client.feed(b"POST /x HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n", b"no number\r\n")
+        assert client.answer().status == 400 and client.transport.closed
+        assert lost == ["/x"]
+
+    run(app, step)
+
+
+def test_a_defect_is_an_answer_and_ends_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        match scope["path"]:
+            case "/raises":
+                raise KeyError("a defect")
+            case "/header":
+                await reply(send, b"", 200, (b"x-y", b"a\r\nset-cookie: b"))
+            case "/good":
+                await reply(send, b"good")
+
+    async def step(client: Client) -> None:
+        with caplog.at_level(logging.ERROR):
+            for path in (b"/raises", b"/header", b"/silent", b"/good"):
+                await client.feed(post(b"", path))
+        assert [answer.status for answer in client.answers()] == [500, 500, 500, 200]
+        assert b"set-cookie" not in client.transport.sent and not client.transport.closed
+
+    run(app, step)
+    assert len(caplog.records) == 2
+
+
+@pytest.mark.parametrize("said", [b"abcd", b"ab"])
+def test_a_body_of_another_length_than_announced_is_cut_off(said: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"3")]})
+        await send({"type": "http.response.body", "body": said})
+
+    async def step(client: Client) -> None:
+        with caplog.at_level(logging.ERROR):
+            await client.feed(GET)
+        assert client.transport.aborted
+
+    run(app, step)
+    assert caplog.records
+
+
+def test_an_answer_that_breaks_off_is_not_taken_for_whole(caplog: pytest.LogCaptureFixture) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"half", "more_body": True})
+        raise KeyError("a defect")
+
+    async def step(client: Client) -> None:
+        await client.feed(GET)
+        assert client.transport.aborted and not client.transport.sent.endswith(b"0\r\n\r\n")
+
+    run(app, step)
+    assert caplog.records
+
+
+# -- the client --------------------------------------------------------------------------------------
+
+
+def test_who_leaves_is_noticed_once_and_nothing_more_is_written() -> None:
+    told: list[str] = []
+    go_on = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        turn: Turn = scope["state"]["turn"]
+        turn.on_lost = lambda: told.append("lost")
+        await read(receive)
+        assert (await receive())["type"] == "http.disconnect"
+        await reply(send, b"too late")
+        go_on.set()
+
+    async def step(client: Client) -> None:
+        await client.feed(GET)
+        client.connection.connection_lost(None)
+        await settle()
+        assert told == ["lost"] and go_on.is_set() and client.transport.sent == b""
+        assert not client.state.connections and not client.loop.timers
+
+    run(app, step)
+
+
+def test_who_does_not_read_is_waited_for() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for piece in (b"a", b"b"):
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b"c"})
+
+    async def step(client: Client) -> None:
+        client.connection.pause_writing()
+        await client.feed(GET)
+        assert client.answer().body == b"a"
+        client.connection.resume_writing()
+        await settle()
+        assert client.answer().body == b"abc" and client.answer().complete
+
+    run(app, step)
+
+
+# -- the end -----------------------------------------------------------------------------------------
+
+
+def test_a_server_that_ends_closes_idle_connections_and_answers_what_has_come() -> None:
+    go_on = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await go_on.wait()
+        await reply(send, b"last")
+
+    async def step(client: Client) -> None:
+        await client.feed(GET, GET)
+        client.connection.shutdown()
+        assert not client.transport.closed
+        go_on.set()
+        await settle()
+        assert [answer.body for answer in client.answers()] == [b"last", b"last"] and client.transport.closed
+        assert client.answers()[-1].headers["connection"] == "close"
+
+    run(app, step)
+
+    async def idle(client: Client) -> None:
+        client.connection.shutdown()
+        assert client.transport.closed and not client.transport.aborted
+
+    run(app, idle)
+
+
+def test_a_task_that_is_cancelled_cuts_its_client_off() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.Event().wait()
+
+    async def step(client: Client) -> None:
+        await client.feed(GET)
+        (task,) = client.state.tasks
+        task.cancel()
+        await settle()
+        assert client.transport.aborted and not client.state.tasks
+
+    run(app, step)
