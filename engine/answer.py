@@ -57,7 +57,7 @@ class Answer:
         self._stop_tokens = frozenset(params.stop_token_ids)
         self._detokenizer = detokenizer
         self._eager = bool(params.stop)
-        self._tokens = bytearray()
+        self._tokens = b""
         self._delta = Delta(index, "", [])
         self._read = 0
 
@@ -68,7 +68,7 @@ class Answer:
         if said.stop_token is not None:
             tokens = tokens[:-4]
             logprobs = logprobs[:-1] if logprobs is not None else None
-        self._tokens += tokens
+        self._tokens = self._tokens + tokens if self._tokens else tokens
         if logprobs is not None:
             if self._delta.logprobs is None:
                 self._delta.logprobs = logprobs
@@ -96,10 +96,11 @@ class Answer:
         return bool(self._tokens or self._delta.text) or self._delta.finish_reason is not None
 
     def _to_text(self) -> None:
-        if not self._tokens:
+        tokens = self._tokens
+        if not tokens:
             return
-        ids = unpack_tokens(self._tokens)
-        self._tokens.clear()
+        self._tokens = b""
+        ids = unpack_tokens(tokens)
         delta, detokenizer = self._delta, self._detokenizer
         delta.token_ids += ids
         delta.text += detokenizer.push(ids)

@@ -218,7 +218,7 @@ class _Answers:
 
     def read(self) -> list[Delta]:
         """Deltas of the answers that have something new."""
-        return [delta for answer in self.answers if answer.unread and (delta := answer.read()) is not None]
+        return [delta for answer in self.answers if (delta := answer.read()) is not None]
 
     async def wait(self) -> None:
         """Return when something may be new."""

@@ -220,6 +220,7 @@ ClientFrame = Submit | Abort | UsageQuery | SnapshotQuery | RestQuery | AdapterQ
 EngineFrame = Welcome | Step | Refused | UsageReply | Snapshot | Rested | AdapterReply
 
 _LENGTH = struct.Struct("<I")
+_TOKEN = struct.Struct("<i")
 _encoder = msgspec.msgpack.Encoder()
 _client_decoder: msgspec.msgpack.Decoder[ClientFrame] = msgspec.msgpack.Decoder(ClientFrame)
 _engine_decoder: msgspec.msgpack.Decoder[EngineFrame] = msgspec.msgpack.Decoder(EngineFrame)
@@ -308,6 +309,8 @@ def pack_tokens(tokens: Iterable[int]) -> bytes:
 
 def unpack_tokens(data: bytes | bytearray) -> list[int]:
     """Little-endian int32 bytes → token ids. Raises WireError when the length is not a multiple of 4."""
+    if len(data) == 4:  # of a stream, nearly always
+        return [*_TOKEN.unpack(data)]
     if len(data) % 4:
         raise WireError(f"{len(data)} bytes are not a sequence of int32 token ids")
     unpacked = array("i")

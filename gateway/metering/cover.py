@@ -18,7 +18,9 @@ STOP_MARGIN = 64
 stopped.
 """
 CHECKPOINT_TOKENS = 256
-CHECKPOINT_US = 1_000_000
+CHECKPOINT_US = 5_000_000
+"""A checkpoint after so many tokens or so long: one record for fifty tokens of a slow stream. What came after the last
+one is known to the engine, and lost to the statistics only where that dies, too; what a crash ends is never charged."""
 
 
 class Counted(Protocol):
