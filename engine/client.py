@@ -320,6 +320,8 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's transports are none by inheritance
+        # uvloop keeps what is written until everything else that is ready has run; above the limit it does not.
+        self.transport.set_write_buffer_limits(high=0)
         if self._caller is not None:
             tune(transport.get_extra_info("socket"))
 

@@ -87,6 +87,7 @@ class Journal:
         self._prune_to = file.pruned_seq
         self._lingering: _Batch = []
         self._linger_timer: asyncio.TimerHandle | None = None
+        self._releasing = False
         self._new_epochs: str | None = None
         # Owned by the writer thread once it runs.
         self._pruned_at = time.monotonic()
@@ -132,19 +133,20 @@ class Journal:
         if self.failure is not None:
             raise JournalUnavailableError(self.failure)
         assert record.seq == self.next_seq, f"record {record.seq} is not the next, {self.next_seq}"
+        assert self._loop is not None, "not started"
         entry = _Entry(record, future)
         self.next_seq += 1
-        if future is not None:
-            self._release()
-            self._queue.put(entry)
-            return
         self._lingering.append(entry)
-        if self._linger_timer is None:
-            assert self._loop is not None, "not started"
+        if future is not None and not self._releasing:
+            # Not before whoever appended has come to a stop: the writer would want the interpreter that he is using.
+            self._releasing = True
+            self._loop.call_soon(self._release)
+        elif self._linger_timer is None and not self._releasing:
             self._linger_timer = self._loop.call_later(_LINGER_SECONDS, self._release)
 
     def _release(self) -> None:
         """Hand what lingers to the writer thread."""
+        self._releasing = False
         if self._linger_timer is not None:
             self._linger_timer.cancel()
             self._linger_timer = None
