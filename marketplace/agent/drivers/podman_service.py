@@ -86,7 +86,8 @@ class PodmanService:
 
 
 def end_former(path: Path) -> None:
-    """End who listens there: the service of an agent that was killed, which would stay for ever."""
+    """Kill who listens there: the service of an agent that was killed, which would stay for ever. One that is asked to
+    end takes the socket of its successor with it."""
     with socket.socket(socket.AF_UNIX) as former:
         try:
             former.connect(str(path))
@@ -96,7 +97,7 @@ def end_former(path: Path) -> None:
     pid: int = struct.unpack("3i", found)[0]
     with contextlib.suppress(OSError):  # it has just ended by itself
         if os.fsencode(path) in Path(f"/proc/{pid}/cmdline").read_bytes():
-            os.kill(pid, signal.SIGTERM)
+            os.kill(pid, signal.SIGKILL)
 
 
 def runtime_folder(folder: Path) -> Path:
