@@ -3,6 +3,7 @@ torch."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,11 @@ from engine.weights.stop_tokens import folder_stop_tokens, gguf_stop_tokens, rea
 
 __all__ = ["Detokenizer", "TemplateError", "Tokenizer"]
 
+# Of the library's own threads, which a batch of texts would start: a process that has them must not fork.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+LONG = 1_000
+"""Characters from which on a text is encoded without keeping where each token came from: in 0.6 of the time."""
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -61,7 +67,12 @@ class Tokenizer:
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         """Text → ids. Special tokens written out in the text become their ids; add_special puts BOS in front where the
         model has it."""
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special).ids
+        backend = self._backend
+        if len(text) > LONG:
+            encoding = backend.encode_batch_fast([text], add_special_tokens=add_special)[0]
+        else:
+            encoding = backend.encode(text, add_special_tokens=add_special)
+        ids: list[int] = encoding.ids
         return ids
 
     def render_chat(

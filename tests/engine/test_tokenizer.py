@@ -20,7 +20,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, normalizers, trainers
 from transformers import AutoTokenizer
 
-from engine.tokenizer import Detokenizer, TemplateError, Tokenizer
+from engine.tokenizer import LONG, Detokenizer, TemplateError, Tokenizer
 from engine.weights.errors import WeightsError
 from engine.weights.gguf_header import GGUFHeader
 from engine.weights.sources import ModelSource
@@ -80,6 +80,12 @@ def test_gguf_ids_are_transformers_own(ours: Tokenizer, theirs: Any) -> None:
         if not any(char.isnumeric() for char in string):
             assert ours.encode(string) == theirs(string).input_ids, string
     assert ours.vocab_size == len(theirs)
+
+
+def test_long_texts_are_encoded_as_short_ones_are(ours: Tokenizer, theirs: Any) -> None:
+    long = "".join(char for char in "\n".join(STRINGS) * 4 + TEXT.read_text() if not char.isnumeric())
+    assert len(long) > LONG
+    assert ours.encode(long) == theirs(long).input_ids
 
 
 @given(plain_text)
