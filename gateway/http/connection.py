@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol, cast
@@ -27,6 +28,7 @@ HEAD_BYTES = 64 * 1024
 """Most bytes of request line and headers."""
 HEAD_SECONDS = 30.0
 """A connection that has not sent a whole request head for this long is closed."""
+_OFFER = re.compile(rb"\r\nupgrade(:)", re.IGNORECASE)
 
 
 class Application(Protocol):
@@ -98,6 +100,8 @@ class Connection(asyncio.Protocol):
         """Parse, and begin with what is there."""
         if self._refusal is not None:
             return
+        if self._arriving is None and b"pgrade" in data:
+            data = _without_offer(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -309,6 +313,14 @@ def _answer(turn: Turn, error: ApiError) -> None:
     body = error.body("")
     turn.begin(error.status, [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))])
     turn.end(body)
+
+
+def _without_offer(data: bytes) -> bytes:
+    """Rename the offer to go on in another protocol. HTTP lets a server ignore one; the parser, where it is shown one,
+    takes no body, and clients such as Java's offer HTTP/2 with each request."""
+    end = data.find(b"\r\n\r\n")
+    head = data if end < 0 else data[:end]
+    return _OFFER.sub(rb"\r\nx-offered\1", head) + data[len(head) :]
 
 
 def _target(url: bytes) -> tuple[str, bytes]:

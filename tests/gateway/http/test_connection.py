@@ -256,7 +256,7 @@ def test_what_an_application_is_told() -> None:
         (GET, False),
         (b"GET / HTTP/1.1\r\nconnection: close\r\n\r\n", True),
         (b"GET / HTTP/1.0\r\n\r\n", True),
-        (b"GET / HTTP/1.1\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n", True),
+        (b"GET / HTTP/1.1\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n", False),  # the offer is ignored
     ],
 )
 def test_a_connection_ends_after_the_answer_where_it_has_to(raw: bytes, closed: bool) -> None:

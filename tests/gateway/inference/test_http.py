@@ -51,6 +51,18 @@ def test_a_body_in_small_chunks_is_read(shared: Any) -> None:
         assert shared.read(raw)[0] == 200
 
 
+@pytest.mark.parametrize("whole", [True, False], ids=["one packet", "head and body"])
+def test_an_offer_of_another_protocol_is_ignored(shared: Any, whole: bool) -> None:
+    body = json.dumps(CHAT).encode()
+    offer = b"connection: Upgrade, HTTP2-Settings\r\nhttp2-settings: AAEAAEAA\r\nUpgrade: h2c\r\n\r\n"
+    head = shared.head(length=len(body))[:-2] + offer
+    with shared.connect() as raw:
+        for _ in range(2):
+            for part in [head + body] if whole else [head, body]:
+                raw.sendall(part)
+            assert shared.read(raw)[0] == 200
+
+
 def test_a_body_that_never_comes(make_house: Any) -> None:
     house = make_house()
     house.limits(body_timeout_s=0.1)
