@@ -7,6 +7,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
+# Compiled files are kept, whatever the environment says: every start of a process would compile hundreds anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: serve test test-all lint bench clean
 
 $(BIN)/.serve: pyproject.toml
