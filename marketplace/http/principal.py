@@ -6,20 +6,31 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from sqlalchemy import and_, select
+
 from marketplace.auth import sessions
 from marketplace.http.errors import Code, Refusal
 from marketplace.keys import service as keys
-from marketplace.keys.rules import PREFIXES, KeyFormatError, parse
+from marketplace.keys.rules import PREFIXES, KeyFormatError, digest, parse
+from marketplace.keys.tables import api_key
 from marketplace.store.db import ReadUnit
+from marketplace.store.prepared import Prepared
 from marketplace.store.vault import Vault
 from marketplace.users import service as users
 from marketplace.users.permissions import OF_ROLE, OF_SERVICE_KEY, OF_TEAM_KEY, Permission
 from marketplace.users.service import User
+from marketplace.users.tables import users as users_table
 
 Credential = Literal["session", "user_key", "team_key", "service_key"]
 EVERY_CREDENTIAL: frozenset[Credential] = frozenset({"session", "user_key", "team_key"})
 PERSONAL: frozenset[Credential] = frozenset({"session", "user_key"})
 _MAX_CREDENTIAL = 4096
+_PERSON_OF_KEY = and_(
+    api_key.c.kind == "user", users_table.c.id == api_key.c.owner_id, users_table.c.erased_at.is_(None)
+)
+_KEY_AND_PERSON = Prepared(
+    select(*keys.COLUMNS, *users.COLUMNS).outerjoin_from(api_key, users_table, _PERSON_OF_KEY).where(*keys.OF_SECRET)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +101,17 @@ def _by_key(unit: ReadUnit, text: str, pepper: bytes, now: int, address: str) ->
         secret = parse(text)
     except KeyFormatError as error:
         raise invalid from error
-    row = keys.find_usable(unit, secret, pepper, now)
+    found = unit.rows(_KEY_AND_PERSON, {"digest": digest(secret, pepper)})
+    row = keys.unexpired(found[0][: len(keys.COLUMNS)], now) if found else None
     if row is None:
         raise invalid
     if not keys.may_come_from(row, address):
         raise Refusal(Code.CREDENTIALS_NOT_PERMITTED, "The API key may not be used from this address.")
     if row.kind == "user":
-        user = users.find(unit, row.owner_id)
-        if user is None:
+        person = found[0][len(keys.COLUMNS) :]
+        if person[0] is None:
             raise invalid
+        user = users.of_row(person)
         return Principal("user", user.id, user.account_id, OF_ROLE[user.role], "user_key", row.id, user)
     if row.kind == "team" and row.account_id is not None:
         return Principal("team", row.owner_id, row.account_id, OF_TEAM_KEY, "team_key", row.id, None)

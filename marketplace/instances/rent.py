@@ -220,7 +220,6 @@ def _row(deal: Deal, placed: Placement, cost: int) -> dict[str, Any]:
 
 
 _BEGIN: dict[str, Any] = {
-    **dict.fromkeys(column.name for column in instance.columns),
     "status": "Initializing",
     "failing": False,
     "want": "Running",

@@ -68,8 +68,10 @@ class KeyRow(msgspec.Struct, frozen=True):
         return f"KeyRow({self.id}, {self.prefix}…, {self.name!r})"
 
 
-_KEY = tuple(api_key.c[name] for name in KeyRow.__struct_fields__)
-_BY_DIGEST = Prepared(select(*_KEY).where(api_key.c.digest == bindparam("digest"), *_USABLE))
+COLUMNS = tuple(api_key.c[name] for name in KeyRow.__struct_fields__)
+OF_SECRET = (api_key.c.digest == bindparam("digest"), *_USABLE)
+"""What holds for the usable key of the parameter `digest`, whether it is expired or not."""
+_BY_DIGEST = Prepared(select(*COLUMNS).where(*OF_SECRET))
 
 
 class UnknownKeyError(LookupError):
@@ -177,7 +179,7 @@ def change(unit: WriteUnit, key_id: str, settings: KeySettings) -> KeyRow:
     if values:
         unit.execute(update(api_key).where(*usable).values(_columns(values)))
         epochs.bump(unit, epochs.KEYS)
-    found = _rows(unit, select(*_KEY).where(*usable))
+    found = _rows(unit, select(*COLUMNS).where(*usable))
     if not found:
         raise UnknownKeyError(f"no usable key {key_id}")
     return found[0]
@@ -245,7 +247,7 @@ def revoke_all(unit: WriteUnit, owner_id: str, *, now: int) -> int:
 
 def find_by_id(unit: ReadUnit, key_id: str) -> KeyRow:
     """Return a key that is not revoked. UnknownKeyError."""
-    found = _rows(unit, select(*_KEY).where(api_key.c.id == key_id, api_key.c.revoked_at.is_(None)))
+    found = _rows(unit, select(*COLUMNS).where(api_key.c.id == key_id, api_key.c.revoked_at.is_(None)))
     if not found:
         raise UnknownKeyError(f"no usable key {key_id}")
     return found[0]
@@ -254,7 +256,7 @@ def find_by_id(unit: ReadUnit, key_id: str) -> KeyRow:
 def find(unit: ReadUnit, text: str, owner_id: str | None = None) -> KeyRow:
     """Return the one usable key of that id, lookup prefix or name. UnknownKeyError when there is none, or several of
     the name."""
-    wanted = select(*_KEY).where(
+    wanted = select(*COLUMNS).where(
         api_key.c.revoked_at.is_(None),
         (api_key.c.id == text) | (api_key.c.prefix == text) | (api_key.c.name == text),
     )
@@ -269,8 +271,13 @@ def find(unit: ReadUnit, text: str, owner_id: str | None = None) -> KeyRow:
 def find_usable(unit: ReadUnit, secret: KeySecret, pepper: bytes, now: int) -> KeyRow | None:
     """Return the key of a secret, unless it is revoked, switched off or expired. Only hashes are compared."""
     found = unit.rows(_BY_DIGEST, {"digest": digest(secret, pepper)})
-    row = _row(found[0]) if found else None
-    return None if row is None or (row.expires_at is not None and row.expires_at <= now) else row
+    return unexpired(found[0], now) if found else None
+
+
+def unexpired(columns: Sequence[Any], now: int) -> KeyRow | None:
+    """Return the key of a row of COLUMNS, unless it is expired."""
+    row = _row(columns)
+    return None if row.expires_at is not None and row.expires_at <= now else row
 
 
 def may_come_from(row: KeyRow, address: str) -> bool:
@@ -287,7 +294,7 @@ def may_come_from(row: KeyRow, address: str) -> bool:
 def list_page(unit: ReadUnit, kind: KeyKind, owner_id: str | None, cursor: str | None, limit: int) -> list[KeyRow]:
     """Return keys of a kind that are not revoked, of an owner or of all, newest first: one more than `limit` when
     there are more."""
-    wanted = select(*_KEY).where(api_key.c.kind == kind, api_key.c.revoked_at.is_(None))
+    wanted = select(*COLUMNS).where(api_key.c.kind == kind, api_key.c.revoked_at.is_(None))
     if owner_id is not None:
         wanted = wanted.where(api_key.c.owner_id == owner_id)
     return _rows(unit, newest_first(wanted, api_key.c.created_at, api_key.c.id, cursor, limit))
@@ -295,7 +302,7 @@ def list_page(unit: ReadUnit, kind: KeyKind, owner_id: str | None, cursor: str |
 
 def list_keys(unit: ReadUnit, owner_id: str | None = None) -> list[KeyRow]:
     """Return the keys of an owner, or all, revoked ones too, newest first."""
-    wanted = select(*_KEY).order_by(api_key.c.created_at.desc(), api_key.c.id.desc())
+    wanted = select(*COLUMNS).order_by(api_key.c.created_at.desc(), api_key.c.id.desc())
     if owner_id is not None:
         wanted = wanted.where(api_key.c.owner_id == owner_id)
     return _rows(unit, wanted)
@@ -304,7 +311,7 @@ def list_keys(unit: ReadUnit, owner_id: str | None = None) -> list[KeyRow]:
 def load_active(unit: ReadUnit) -> list[KeyRow]:
     """Return every key that is neither revoked nor switched off. Whoever uses one compares `expires_at` with the clock
     at that moment."""
-    return _rows(unit, select(*_KEY).where(*_USABLE))
+    return _rows(unit, select(*COLUMNS).where(*_USABLE))
 
 
 def key_epoch(unit: ReadUnit) -> int:

@@ -120,8 +120,13 @@ class NoPlace(msgspec.Struct, frozen=True):
 
 def choose(nodes: Iterable[NodeView], wanted: Wanted) -> Placement | NoPlace:
     """Place it on the node with the fewest free GPUs that fits."""
+    return first(sorted(nodes, key=attrgetter("score")), wanted)
+
+
+def first(nodes: Iterable[NodeView], wanted: Wanted) -> Placement | NoPlace:
+    """Place it on the first of these nodes that fits."""
     rejected = []
-    for node in sorted(nodes, key=attrgetter("score")):
+    for node in nodes:
         found = fit(node, wanted)
         if isinstance(found, Placement):
             return found

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from operator import attrgetter
+
 from marketplace.placement import claims, load
-from marketplace.placement.choose import NoPlace, Placement, Wanted, choose
+from marketplace.placement.choose import NoPlace, Placement, Wanted, choose, first
 from marketplace.placement.fleet import Fleet
 from marketplace.store.db import ReadUnit, WriteUnit
 
 ATTEMPTS = 10
+_FREE_GPUS = attrgetter("free_gpus")
 
 
 class CrowdedError(Exception):
@@ -23,7 +27,7 @@ def look(unit: ReadUnit, fleet: Fleet, wanted: Wanted, now: int) -> Placement | 
     if wanted.node_id is None and wanted.instance_type is not None:
         whole = 0 if wanted.mig_profile else wanted.gpus
         taking = fleet.taking(unit, wanted.instance_type, now)
-        found = choose([node for node in taking if node.free_gpus >= whole], wanted)
+        found = first(taking[bisect_left(taking, whole, key=_FREE_GPUS) :], wanted)
         if isinstance(found, Placement):
             return found
     return choose(load.views(unit, now, None if wanted.node_id is None else [wanted.node_id]), wanted)

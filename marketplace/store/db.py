@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any, TypeVar, TypeVarTuple
 
 from sqlalchemy import (
@@ -41,7 +41,7 @@ from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 
 from marketplace.store import bulk
 from marketplace.store.kept import IDLE_S, Kept, stands
-from marketplace.store.prepared import Prepared, on_driver, several, together
+from marketplace.store.prepared import Prepared, on_driver, several
 
 Clock = Callable[[], int]
 """Returns microseconds since 1970, UTC."""
@@ -103,6 +103,7 @@ class WriteUnit(ReadUnit):
     def __init__(self, connection: Connection) -> None:
         super().__init__(connection)
         self._afterwards: list[Callable[[], None]] = []
+        self._waiting: list[tuple[Table, bulk.Rows]] | None = None
 
     def afterwards(self, tell: Callable[[], None]) -> None:
         """Call this once the unit is committed, and never if it is not: for what a process remembers of its own
@@ -122,14 +123,25 @@ class WriteUnit(ReadUnit):
         """Run an INSERT, UPDATE or DELETE that is prepared, and return how many rows it changed."""
         return statement.change(self._connection, values)
 
-    def together(self) -> AbstractContextManager[None]:
-        """A block of `insert_rows` only, which PostgreSQL is sent at once. What one of them raises, the block raises at
-        its end."""
-        return together(self._connection)
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """A block of `insert_rows` only: all of it is done at its end, by PostgreSQL in one statement. What one of them
+        raises, the block raises."""
+        assert self._waiting is None, "blocks are not within each other"
+        waiting: list[tuple[Table, bulk.Rows]] = []
+        self._waiting = waiting
+        try:
+            yield
+        finally:
+            self._waiting = None
+        bulk.insert_rows(self._connection, waiting)
 
     def insert_rows(self, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Insert any number of rows in one statement; each gives a value for every column of the table."""
-        bulk.insert_rows(self._connection, table, rows)
+        """Insert any number of rows in one statement. All give values for the same columns; the others stay empty."""
+        if self._waiting is None:
+            bulk.insert_rows(self._connection, [(table, rows)])
+        else:
+            self._waiting.append((table, rows))
 
     def update_rows(self, table: Table, key: str, columns: tuple[str, ...], rows: Sequence[Mapping[str, Any]]) -> None:
         """Set `columns` of any number of rows in one statement, each found by its `key`."""

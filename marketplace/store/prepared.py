@@ -16,13 +16,15 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.compiler import SQLCompiler
 
 Values = Mapping[str, Any]
+_CURSOR = "headrace_cursor"
 
 
-def on_driver(connection: Connection, text: str, given: Any = (), *, many: bool = False) -> Any:
-    """Run a statement on the driver's own cursor and return that, with `many` once for each of several parameters.
+def on_driver(connection: Connection, text: str, given: Any = (), *, many: bool = False, apart: bool = False) -> Any:
+    """Run a statement on the driver's own cursor and return that, with `many` once for each of several parameters. The
+    next statement takes the same cursor, unless this one is to be kept `apart`. PostgreSQL's parameters are $1, $2, …
     Who listens for `before_cursor_execute` hears of it. Raises what SQLAlchemy would."""
     try:
-        cursor = connection.connection.cursor()
+        cursor = _new_cursor(connection) if apart else _cursor(connection)
         for listener in connection.dispatch.before_cursor_execute:
             listener(connection, cursor, text, given, None, many)
         if many:
@@ -32,6 +34,22 @@ def on_driver(connection: Connection, text: str, given: Any = (), *, many: bool 
     except connection.dialect.loaded_dbapi.Error as error:
         raise _raised(connection, error, text) from error
     return cursor
+
+
+def _cursor(connection: Connection) -> Any:
+    """The cursor that stays with a connection: making one for each statement takes PostgreSQL's driver as long as
+    running it."""
+    info = connection.info
+    cursor = info.get(_CURSOR)
+    if cursor is None:
+        cursor = info[_CURSOR] = _new_cursor(connection)
+    return cursor
+
+
+def _new_cursor(connection: Connection) -> Any:
+    driver: Any = connection.connection.driver_connection
+    dbapi: Any = connection.dialect.loaded_dbapi
+    return dbapi.RawCursor(driver) if connection.dialect.name == "postgresql" else driver.cursor()
 
 
 @contextmanager
@@ -52,8 +70,8 @@ def together(connection: Connection) -> Iterator[None]:
 def several(connection: Connection, asked: Sequence[tuple[Prepared, Values]]) -> list[list[tuple[Any, ...]]]:
     """Run SELECTs together and return the rows of each. Raises what SQLAlchemy would."""
     with together(connection):
-        cursors = [prepared.begin(connection, values) for prepared, values in asked]
-        return [prepared.end(connection, cursor) for (prepared, _), cursor in zip(asked, cursors, strict=True)]
+        cursors = [prepared.run(connection, values, apart=True) for prepared, values in asked]
+        return [prepared.read(connection, cursor) for (prepared, _), cursor in zip(asked, cursors, strict=True)]
 
 
 def _raised(connection: Connection, error: Exception, text: str | None) -> BaseException:
@@ -72,25 +90,22 @@ class Prepared:
 
     def rows(self, connection: Connection, values: Values) -> list[tuple[Any, ...]]:
         """Run a SELECT and return its rows. Raises what SQLAlchemy would."""
-        return self.end(connection, self.begin(connection, values))
+        return self.read(connection, self.run(connection, values))
 
     def change(self, connection: Connection, values: Values) -> int:
         """Run anything else and return how many rows it changed. Raises what SQLAlchemy would."""
-        cursor = self.begin(connection, values)
-        changed: int = cursor.rowcount
-        cursor.close()
+        changed: int = self.run(connection, values).rowcount
         return changed
 
-    def begin(self, connection: Connection, values: Values) -> Any:
-        """Run it on a cursor of its own and return that."""
+    def run(self, connection: Connection, values: Values, *, apart: bool = False) -> Any:
+        """Run it, as `on_driver` does, and return its cursor."""
         form = self._form(connection)
-        return on_driver(connection, form.text, form.given(values))
+        return on_driver(connection, form.text, form.given(values), apart=apart)
 
-    def end(self, connection: Connection, cursor: Any) -> list[tuple[Any, ...]]:
+    def read(self, connection: Connection, cursor: Any) -> list[tuple[Any, ...]]:
         """Return the rows that a SELECT found."""
         truths = self._form(connection).truths
         found: list[tuple[Any, ...]] = cursor.fetchall()
-        cursor.close()
         return [_with_truths(row, truths) for row in found] if truths else found
 
     def _form(self, connection: Connection) -> _Form:
@@ -105,12 +120,15 @@ class _Form:
     """A statement in the words of one kind of database."""
 
     def __init__(self, prepared: Prepared, connection: Connection) -> None:
-        compiled = prepared.statement.compile(dialect=connection.dialect)
+        dialect: Any = connection.dialect
+        if dialect.name == "postgresql":
+            dialect = type(dialect)(paramstyle="numeric_dollar")
+        compiled = prepared.statement.compile(dialect=dialect)
         assert isinstance(compiled, SQLCompiler), "a statement is compiled as such"
         self.text = str(compiled)
         self._given = dict(compiled.params)
         self._order = compiled.positiontup
-        lacks_truth = connection.dialect.name == "sqlite"  # it returns 0 and 1
+        lacks_truth = dialect.name == "sqlite"  # it returns 0 and 1
         columns = prepared.statement.selected_columns if isinstance(prepared.statement, Select) else ()
         self.truths = [
             place for place, column in enumerate(columns) if lacks_truth and isinstance(column.type, Boolean)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -156,12 +157,12 @@ def first_admin(unit: ReadUnit) -> User | None:
 
 
 _NAMES = User.__struct_fields__
+COLUMNS = tuple(users.c[name] for name in _NAMES)
 
 
 def _first_with(column: ColumnElement[str]) -> Select[*tuple[Any, ...]]:
     """The query for the one who was there first with a value in a column, unless they were erased."""
-    wanted = select(*(users.c[name] for name in _NAMES))
-    found = wanted.where(column == bindparam("value"), users.c.erased_at.is_(None))
+    found = select(*COLUMNS).where(column == bindparam("value"), users.c.erased_at.is_(None))
     return found.order_by(users.c.created_at, users.c.id).limit(1)
 
 
@@ -177,4 +178,9 @@ _STAYS = Prepared(
 
 def _one(unit: ReadUnit, wanted: Prepared, value: str) -> User | None:
     found = unit.rows(wanted, {"value": value})
-    return User(**dict(zip(_NAMES, found[0], strict=True))) if found else None
+    return of_row(found[0]) if found else None
+
+
+def of_row(columns: Sequence[Any]) -> User:
+    """Return the person of a row of COLUMNS."""
+    return User(**dict(zip(_NAMES, columns, strict=True)))

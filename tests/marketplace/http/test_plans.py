@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from sqlalchemy import event
 
+from marketplace.store.prepared import on_driver
 from marketplace.store.schema import metadata
 
 if TYPE_CHECKING:
@@ -54,7 +56,9 @@ def plan(office: Office, statement: str, values: Any) -> str:
             return "\n".join(str(row[3]) for row in rows)
         for dear in ("seqscan", "bitmapscan", "sort"):
             connection.exec_driver_sql(f"SET LOCAL enable_{dear} = off")
-        return "\n".join(row[0] for row in connection.exec_driver_sql(f"EXPLAIN {statement}", values))
+        named = isinstance(values, dict)  # as SQLAlchemy gives them to the driver, and we do not
+        run = connection.exec_driver_sql if named else partial(on_driver, connection)
+        return "\n".join(row[0] for row in run(f"EXPLAIN {statement}", values))
 
 
 @pytest.mark.parametrize("name", LISTS)

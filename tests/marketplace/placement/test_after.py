@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,7 +20,7 @@ from marketplace.placement.view import NodeView
 from tests.marketplace.rack import GIB, Agent, Rack, inventory
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
     from marketplace.store.db import ReadUnit
     from tests.marketplace.conftest import Caller, Office
@@ -116,6 +117,39 @@ def test_a_node_whose_leases_end_is_read(rack: Rack, ada: Caller, office: Office
     known, there = known_and_there(office)
     assert known == there and read == [agent.node_id] * 2
     assert [bool(gpu.leased) for gpu in known.gpus] == [False, False], "the other GPU of the lease too"
+
+
+def test_nodes_come_in_their_order_whatever_became_of_them(rack: Rack, ada: Caller, office: Office) -> None:
+    agents = [rack.node(f"g0{number}", gpus=2 + number % 2) for number in range(4)]
+    rented: list[str] = []
+
+    def rent(variant: str) -> None:
+        rented.append(rack.rented(ada, variant))
+
+    def drain(step: str) -> None:
+        answer = office.ask(f"nodes.{step}", {"selector": {"ById": [agents[1].node_id]}}, admin)
+        assert answer.status == 200, answer.body
+
+    admin = office.person("admin")
+    steps: list[Callable[[], object]] = [
+        *(partial(rent, variant) for variant in ("h200.1", "h200.2", "h200.0", "h200.1")),
+        partial(drain, "drain"),
+        lambda: rack.terminate(ada, rented[1]),
+        *(agent.clean for agent in agents),
+        partial(drain, "resume"),
+        *(partial(rent, variant) for variant in ("h200.2", "h200.1", "h200.1")),
+        agents[2].leave,
+    ]
+    for step in steps:
+        office.wait(1)
+        step()
+        with office.database.read() as unit:
+            known = office.context.fleet.taking(unit, "h200", office.now)
+            everything = load.views(unit, office.now)
+        there = [view for view in everything if (view.status, view.drain_state) == ("Ready", "None")]
+        assert list(known) == sorted(there, key=lambda view: view.score)
+    assert len(known) == 3, "one has said that it goes"
+    assert rack.audit().clean
 
 
 def test_what_is_taken_back_was_never_so(

@@ -197,6 +197,30 @@ def test_insert_missing_leaves_what_is_there(database: Database) -> None:
     assert (_epoch(database, "x"), _epoch(database, "y")) == (5, 1)
 
 
+def test_rows_name_the_same_columns_and_the_others_stay_empty(database: Database) -> None:
+    table = Table("odd", MetaData(), Column("id", Text), Column("more", BigInteger))
+    other = Table("even", MetaData(), Column("id", Text))
+    with database._writer.begin() as connection:
+        table.create(connection)
+        other.create(connection)
+    with database.write() as unit, unit.together():
+        unit.insert_rows(table, [{"id": "a"}, {"id": "b"}])
+        unit.insert_rows(other, [])
+        unit.insert_rows(table, [{"more": 1, "id": "c"}, {"id": "d", "more": 2}])
+        unit.insert_rows(other, [{"id": "e"}])
+    with pytest.raises(ValueError, match="the same columns"), database.write() as unit:
+        unit.insert_rows(table, [{"id": "x"}, {"id": "y", "more": 1}])
+    with pytest.raises(RuntimeError, match="on purpose"), database.write() as unit, unit.together():
+        unit.insert_rows(other, [{"id": "z"}])
+        raise RuntimeError("on purpose")
+    with database.read() as unit:
+        assert sorted(map(tuple, unit.select(select(table)))) == [("a", None), ("b", None), ("c", 1), ("d", 2)]
+        assert unit.select(select(other.c.id)).scalars().all() == ["e"]
+    with database._writer.begin() as connection:
+        table.drop(connection)
+        other.drop(connection)
+
+
 def test_rows_in_bulk(database: Database) -> None:
     rows = [{"name": f"n{number}", "value": number} for number in range(300)]
     with database.write() as unit:
