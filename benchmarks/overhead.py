@@ -3,8 +3,8 @@
 A scripted engine answers in a fixed time, so that nothing but the way is measured: HTTP, key, hold, journal, settlement
 and events on one side, the engine's own frames on the other. Both begin with a conversation: the engine takes token
 ids, so who asks it directly renders the template and tokenises, too. The same engine process answers both, in turn.
-A third in the row, for scale: a server that answers the same request at once with ready-made chunks, which is what this
-machine asks for HTTP alone.
+Two more in the row, for scale: a process that only passes on between client and engine, which is what this machine asks
+of any gateway; and a server that answers the same request at once with ready-made chunks, which is HTTP alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 import uvloop
 
-from benchmarks.rig import bare, results
+from benchmarks.rig import bare, relay, results
 from benchmarks.rig.cases import WORDS, chat_body
 from benchmarks.rig.headrace import MODEL, House
 from benchmarks.rig.http import CHAT_PATH, Connection, Endpoint
@@ -37,6 +37,7 @@ REPLY = tuple(range(1000, 1040))
 FIRST_TOKEN_MS = (10.0, 0.0)
 """Milliseconds that the engine needs for its first token: those of a fast GPU, which the bounds are about, and none at
 all, where nothing hides the way of the hold to the disk."""
+WAYS = ("gateway", "engine", "relay", "http")
 TARGET_P50_MS, TARGET_P99_MS = 0.5, 3.0
 
 
@@ -84,34 +85,44 @@ async def straight(
 
 
 async def alternate(
-    house: House, endpoint: Endpoint, plain: Endpoint, requests: int, warm_up: int, words: int, tokens: int
-) -> tuple[Times, Times, Times]:
-    """Ask in turn through the gateway, straight and plain HTTP; return the times of all without the warm-up."""
+    house: House,
+    endpoint: Endpoint,
+    passage: Endpoint,
+    plain: Endpoint,
+    requests: int,
+    warm_up: int,
+    words: int,
+    tokens: int,
+) -> dict[str, Times]:
+    """Ask in turn through the gateway, straight, through what only passes on, and plain HTTP; return the times of all
+    without the warm-up."""
     tokenizer = Tokenizer.load(resolve(house.model, default_cache_dir()))
     text = " ".join(WORDS[i % len(WORDS)] for i in range(words))
     body = chat_body(endpoint.model, text, tokens)
     client = EngineClient(house.engine_socket, tokenizer)
     await client.connect()
     connection = await Connection.open(endpoint.host, endpoint.port)
+    through = await Connection.open(passage.host, passage.port)
     at_once = await Connection.open(plain.host, plain.port)
-    gateway, engine, http = Times(), Times(), Times()
+    times = {way: Times() for way in WAYS}
     for number in range(-warm_up, requests):
         if number == 0:
-            gateway, engine, http = Times(), Times(), Times()
+            times = {way: Times() for way in WAYS}
         if number % 2:
-            await through_gateway(connection, endpoint, body, gateway)
-        await straight(client, tokenizer, f"straight-{number + warm_up}", text, tokens, engine)
+            await through_gateway(connection, endpoint, body, times["gateway"])
+        await straight(client, tokenizer, f"straight-{number + warm_up}", text, tokens, times["engine"])
         if not number % 2:
-            await through_gateway(connection, endpoint, body, gateway)
-        await through_gateway(at_once, plain, body, http)
-    at_once.close()
-    connection.close()
+            await through_gateway(connection, endpoint, body, times["gateway"])
+        await through_gateway(through, passage, body, times["relay"])
+        await through_gateway(at_once, plain, body, times["http"])
+    for opened in (connection, through, at_once):
+        opened.close()
     await client.close()
-    return gateway, engine, http
+    return times
 
 
-def rows(gateway: Times, engine: Times, http: Times, first_token_ms: float) -> list[results.Row]:
-    """Return the table: the ways, and the gateway's difference to the engine pair by pair, in milliseconds."""
+def rows(times: dict[str, Times], first_token_ms: float) -> list[results.Row]:
+    """Return the table: the ways, and the differences to the engine pair by pair, in milliseconds."""
 
     def line(way: str, first: Sequence[float], whole: Sequence[float]) -> results.Row:
         return {
@@ -124,13 +135,16 @@ def rows(gateway: Times, engine: Times, http: Times, first_token_ms: float) -> l
             "e2e p99 ms": 1000 * results.percentile(whole, 0.99),
         }
 
-    added_first = [a - b for a, b in zip(gateway.first, engine.first, strict=True)]
-    added_whole = [a - b for a, b in zip(gateway.whole, engine.whole, strict=True)]
+    def added(way: str, by: Times) -> results.Row:
+        first = [a - b for a, b in zip(by.first, times["engine"].first, strict=True)]
+        return line(way, first, [a - b for a, b in zip(by.whole, times["engine"].whole, strict=True)])
+
     return [
-        line("through the gateway", gateway.first, gateway.whole),
-        line("straight to the engine", engine.first, engine.whole),
-        line("added by the gateway", added_first, added_whole),
-        line("HTTP alone", http.first, http.whole),
+        line("through the gateway", times["gateway"].first, times["gateway"].whole),
+        line("straight to the engine", times["engine"].first, times["engine"].whole),
+        added("added by the gateway", times["gateway"]),
+        added("added by passing on alone", times["relay"]),
+        line("HTTP alone", times["http"].first, times["http"].whole),
     ]
 
 
@@ -141,20 +155,23 @@ def measure(first_token_ms: float, options: argparse.Namespace) -> dict[str, Any
         house = House(Path(folder) / "data", MODEL, script)
         server, endpoint = house.start()
         beside, plain = bare.start(Path(folder), options.tokens, 0)
-        with server, beside:
+        between, passage = relay.start(Path(folder), MODEL, house.engine_socket)
+        with server, beside, between:
             wait_until_quiet(options.quiet)
             meter = LoadMeter(server.pid)
-            gateway, engine, http = uvloop.run(
-                alternate(house, endpoint, plain, options.requests, options.warm_up, options.words, options.tokens)
+            times = uvloop.run(
+                alternate(
+                    house, endpoint, passage, plain, options.requests, options.warm_up, options.words, options.tokens
+                )
             )
             load = meter.stop()
         audited, said = house.audit()
     print(f"others used {100 * load.others_share:.0f} % of the machine; audit: {said.strip().splitlines()[-1:]}")
     return {
-        "rows": rows(gateway, engine, http, first_token_ms),
+        "rows": rows(times, first_token_ms),
         "load": load,
         "audit_exit": audited,
-        "seconds": {"gateway": asdict(gateway), "engine": asdict(engine), "http": asdict(http)},
+        "seconds": {way: asdict(seen) for way, seen in times.items()},
     }
 
 
