@@ -143,7 +143,7 @@ class VmConfig(Wire):
     image_url: (
         Annotated[str, StringConstraints(min_length=1, max_length=2048, pattern=r"^(https?|file)://[^\x00\s]+$")] | None
     ) = None
-    cloudinit_url: Text | None = None
+    cloudinit_url: Annotated[str, StringConstraints(max_length=2048, pattern=r"^https?://[^\x00-\x20]+$")] | None = None
     cloudinit_commands: Annotated[str, StringConstraints(max_length=65536, pattern=r"^[^\x00]*$")] | None = None
     ssh_key: SshKeys | None = None
     ports: Annotated[list[VmPort], Field(default_factory=list, max_length=64)]

@@ -169,6 +169,13 @@ def change(call: Call, unit: WriteUnit, request: UpdateRequest) -> IdsAnswer:
         values["datacenter_id"] = homes[0].id
         nodes.touch(unit, row.id)
     if request.disabled_gpus is not None:
+        there = set(unit.select(select(gpu.c.pci_slot).where(gpu.c.node_id == row.id)).scalars())
+        if unknown := sorted(set(request.disabled_gpus) - there):
+            raise Refusal(
+                Code.VALIDATION_FAILED,
+                f"disabled_gpus: the node has no GPU at {', '.join(unknown)[:200]}",
+                param="disabled_gpus",
+            )
         off = gpu.c.pci_slot.in_(request.disabled_gpus)
         unit.execute(update(gpu).where(gpu.c.node_id == row.id, off).values(enabled=False))
         unit.execute(update(gpu).where(gpu.c.node_id == row.id, ~off).values(enabled=True))

@@ -170,6 +170,11 @@ def test_selectors_scopes_and_whose_instances_are_whose(rack: Rack, ada: Caller,
             "ValidationFailed",
         ),
         (
+            {"config": {"VirtualMachine": {"image_url": "https://i.example/a", "cloudinit_url": "init.yaml"}}},
+            400,
+            "ValidationFailed",
+        ),
+        (
             {"config": {"VirtualMachine": {"image_url": "https://i.example/a", "ssh_key": {"ByName": ["no"]}}}},
             404,
             "SshKeyNotFound",
@@ -235,6 +240,8 @@ def test_a_disabled_gpu_stays_so_when_its_node_registers_again(rack: Rack, ada: 
     rack.office.ask("nodes.update", {"node_id": node.node_id, "disabled_gpus": ["0000:01:00.0"]}, people)
     node.poll()
     assert node.desired.disabled_gpus == ["0000:01:00.0"]
+    typed = rack.office.ask("nodes.update", {"node_id": node.node_id, "disabled_gpus": ["01:00.0"]}, people)
+    assert (typed.status, typed.param) == (400, "disabled_gpus") and "01:00.0" in typed.body["error"]["message"]
     node.boot_id = "another"
     node.register()
     (shown,) = rack.office.ask("nodes.list", {}, people).body["nodes"]
