@@ -169,12 +169,12 @@ def test_an_engine_is_placed_answers_without_ray_and_drains(fake: FakeRay, tmp_p
         assert welcome is not None and (welcome.model, welcome.pid) == ("shown", replica.pid)
         line = await asyncio.to_thread(Path(f"/proc/{replica.pid}/cmdline").read_text)
         assert "--listen" in line and SECRET not in line
-        generation = stage.generate("a", 100)
+        generation = stage.generate("a", 1000)  # two seconds: it is there when the word to stop comes, and ends
         await generation.next()
         _, deltas = await asyncio.gather(replica.stop(30), everything(generation))
         assert deltas[-1].finish_reason == "length"
 
-    stage = run(tmp_path, fake, scene, worker_command(**SCRIPT))
+    stage = run(tmp_path, fake, scene, worker_command(**{**SCRIPT, "tokens": 1000}))
     assert stage.states == ["starting", "ready", "stopped"]
     assert fake.options == [
         {"num_cpus": 1, "num_gpus": 0, "scheduling_strategy": "SPREAD", "max_restarts": 0, "max_task_retries": 0}
