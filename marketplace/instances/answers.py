@@ -263,7 +263,7 @@ def _gpus(unit: ReadUnit, ids: Sequence[str]) -> dict[str, list[Any]]:
             gpu.c.kernel_modules,
         )
         .join(gpu, gpu.c.id == gpu_slice_claim.c.gpu_id)
-        .where(gpu_slice_claim.c.instance_id.in_(ids))
+        .where(gpu_slice_claim.c.owner_id.in_(ids))
         .distinct()
         .order_by(gpu.c.number)
     )

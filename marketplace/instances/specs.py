@@ -207,7 +207,7 @@ def _gpus(unit: ReadUnit, ids: list[str]) -> dict[str, list[tuple[str, str]]]:
         )
         .join(gpu, gpu.c.id == gpu_slice_claim.c.gpu_id)
         .join(instance, instance.c.id == gpu_slice_claim.c.instance_id)
-        .where(gpu_slice_claim.c.instance_id.in_(ids))
+        .where(gpu_slice_claim.c.owner_id.in_(ids))
         .distinct()
         .order_by(gpu.c.pci_slot, gpu_slice_claim.c.mig_start)
     )
@@ -231,10 +231,14 @@ def _numa(unit: ReadUnit, ids: list[str]) -> dict[str, list[NumaSlice]]:
 
 
 def _slices(unit: ReadUnit, node_id: str) -> dict[str, set[str]]:
-    wanted = select(gpu_slice_claim.c.instance_id, gpu_slice_claim.c.gpu_id).where(
-        gpu_slice_claim.c.node_id == node_id,
-        gpu_slice_claim.c.instance_id.is_not(None),
-        gpu_slice_claim.c.released_at.is_(None),
+    wanted = (
+        select(gpu_slice_claim.c.instance_id, gpu_slice_claim.c.gpu_id)
+        .join(gpu, gpu.c.id == gpu_slice_claim.c.gpu_id)
+        .where(
+            gpu.c.node_id == node_id,
+            gpu_slice_claim.c.instance_id.is_not(None),
+            gpu_slice_claim.c.released_at.is_(None),
+        )
     )
     found: dict[str, set[str]] = {}
     for instance_id, gpu_id in unit.select(wanted.distinct()):

@@ -81,7 +81,7 @@ def of_instances(unit: ReadUnit, instance_ids: Collection[str]) -> dict[str, lis
             gpu_slice_claim.c.mig_start,
         )
         .join(gpu, gpu.c.id == gpu_slice_claim.c.gpu_id)
-        .where(gpu_slice_claim.c.instance_id.in_(sorted(instance_ids)), gpu_slice_claim.c.released_at.is_(None))
+        .where(gpu_slice_claim.c.owner_id.in_(sorted(instance_ids)), gpu_slice_claim.c.released_at.is_(None))
         .distinct()
     )
     held: dict[str, dict[Held, int]] = {}

@@ -114,7 +114,7 @@ def reclaim(unit: WriteUnit, placed: Placement, now: int) -> None:
     for lease_id in sorted(unit.select(holding).scalars()):
         unit.execute(
             update(gpu_slice_claim)
-            .where(gpu_slice_claim.c.lease_id == lease_id, gpu_slice_claim.c.released_at.is_(None))
+            .where(gpu_slice_claim.c.owner_id == lease_id, gpu_slice_claim.c.released_at.is_(None))
             .values(released_at=now)
         )
         unit.execute(
@@ -132,8 +132,12 @@ def release(unit: WriteUnit, instance_id: str, now: int) -> bool:
     if node_id is None:
         return False
     changed(unit, node_id)
-    for table in (gpu_slice_claim, cpu_claim, claim):
-        mine = (table.c.instance_id == instance_id, table.c.released_at.is_(None))
+    for table, owner in (
+        (gpu_slice_claim, gpu_slice_claim.c.owner_id),
+        (cpu_claim, cpu_claim.c.instance_id),
+        (claim, claim.c.instance_id),
+    ):
+        mine = (owner == instance_id, table.c.released_at.is_(None))
         unit.execute(update(table).where(*mine).values(released_at=now))
     return True
 

@@ -156,7 +156,7 @@ def _end(unit: WriteUnit, lease_id: str, node_id: str, now: int) -> bool:
     )
     unit.execute(
         update(gpu_slice_claim)
-        .where(gpu_slice_claim.c.lease_id == lease_id, gpu_slice_claim.c.released_at.is_(None))
+        .where(gpu_slice_claim.c.owner_id == lease_id, gpu_slice_claim.c.released_at.is_(None))
         .values(released_at=now)
     )
     claims.changed(unit, node_id)
@@ -174,7 +174,7 @@ def _slots(unit: ReadUnit, lease_ids: Collection[str]) -> dict[str, list[str]]:
     wanted = (
         select(gpu_slice_claim.c.lease_id, gpu.c.pci_slot)
         .join(gpu, gpu.c.id == gpu_slice_claim.c.gpu_id)
-        .where(gpu_slice_claim.c.lease_id.in_(sorted(lease_ids)))
+        .where(gpu_slice_claim.c.owner_id.in_(sorted(lease_ids)))
         .distinct()
         .order_by(gpu.c.pci_slot)
     )

@@ -81,10 +81,11 @@ _SLICES = Part(
         gpu_slice_claim.c.lease_id,
         inference_lease.c.preemptible,
     )
+    .join(gpu, gpu.c.id == gpu_slice_claim.c.gpu_id)
     .join(inference_lease, inference_lease.c.id == gpu_slice_claim.c.lease_id, isouter=True)
     .where(gpu_slice_claim.c.released_at.is_(None))
     .group_by(gpu_slice_claim.c.gpu_id, gpu_slice_claim.c.lease_id, inference_lease.c.preemptible),
-    gpu_slice_claim.c.node_id,
+    gpu.c.node_id,
 )
 _CLAIMS = Part(
     select(claim.c.node_id, claim.c.threads, claim.c.dram, claim.c.disk, claim.c.hugepages, claim.c.cpus).where(

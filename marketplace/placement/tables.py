@@ -7,7 +7,18 @@ claim impossible, whatever the code does.
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Boolean, CheckConstraint, Column, ForeignKey, Index, Table, Text, text
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    ForeignKey,
+    Index,
+    PrimaryKeyConstraint,
+    Table,
+    Text,
+    text,
+)
 
 from marketplace.store.base import metadata
 
@@ -33,7 +44,8 @@ claim = Table(
     Column("released_at", BigInteger, nullable=True),
 )
 Index("ix_claim_node", claim.c.node_id, sqlite_where=_LIVE, postgresql_where=_LIVE)
-Index("ix_claim_quota", claim.c.quota_id, sqlite_where=_LIVE, postgresql_where=_LIVE)
+_COVERED = text("released_at IS NULL AND quota_id IS NOT NULL")
+Index("ix_claim_quota", claim.c.quota_id, sqlite_where=_COVERED, postgresql_where=_COVERED)
 
 cpu_claim = Table(
     "cpu_claim",
@@ -42,6 +54,7 @@ cpu_claim = Table(
     Column("thread", BigInteger, primary_key=True),
     Column("node_id", Text, ForeignKey("node.id"), nullable=False),
     Column("released_at", BigInteger, nullable=True),
+    sqlite_with_rowid=False,
 )
 Index(
     "ix_cpu_claim_thread",
@@ -80,18 +93,21 @@ Index(
 gpu_slice_claim = Table(
     "gpu_slice_claim",
     metadata,
-    Column("gpu_id", Text, ForeignKey("gpu.id"), primary_key=True),
-    Column("slice", BigInteger, primary_key=True),
-    Column("owner_id", Text, primary_key=True, comment="the instance or lease"),
+    Column("gpu_id", Text, ForeignKey("gpu.id")),
+    Column("slice", BigInteger),
+    Column("owner_id", Text, comment="the instance or lease"),
     Column("node_id", Text, ForeignKey("node.id"), nullable=False),
     Column("instance_id", Text, ForeignKey("instance.id"), nullable=True),
     Column("lease_id", Text, ForeignKey("inference_lease.id"), nullable=True),
     Column("mig_start", BigInteger, nullable=True, comment="first slice of its MIG instance; null for a whole GPU"),
     Column("created_at", BigInteger, nullable=False),
     Column("released_at", BigInteger, nullable=True),
+    # Owners come one after another: what is claimed together is kept together, beside what was claimed last.
+    PrimaryKeyConstraint("owner_id", "gpu_id", "slice"),
     CheckConstraint(f"slice >= 0 AND slice < {SLICES}", name="slice_possible"),
     CheckConstraint("(instance_id IS NULL) <> (lease_id IS NULL)", name="one_owner"),
     CheckConstraint("owner_id = coalesce(instance_id, lease_id)", name="owner_named"),
+    sqlite_with_rowid=False,
 )
 Index(
     "ix_gpu_slice_claim_live",
@@ -101,5 +117,3 @@ Index(
     sqlite_where=_LIVE,
     postgresql_where=_LIVE,
 )
-Index("ix_gpu_slice_claim_node", gpu_slice_claim.c.node_id, sqlite_where=_LIVE, postgresql_where=_LIVE)
-Index("ix_gpu_slice_claim_owner", gpu_slice_claim.c.owner_id, sqlite_where=_LIVE, postgresql_where=_LIVE)

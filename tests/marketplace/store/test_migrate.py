@@ -11,15 +11,19 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import create_engine, inspect, text
+from sqlalchemy import Connection, Index, create_engine, func, insert, inspect, select, text
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.schema import SchemaItem
 
 from marketplace.keys import service as keys
 from marketplace.ledger.tables import APPEND_ONLY
+from marketplace.placement.tables import gpu_slice_claim
 from marketplace.store import migrate
 from marketplace.store.db import Database
 from marketplace.store.schema import metadata
 from marketplace.users import service as users
+from tests.marketplace.office import Office
+from tests.marketplace.rack import Rack
 
 if TYPE_CHECKING:
     from tests.marketplace.conftest import MakeDatabase, Shop
@@ -29,8 +33,13 @@ HEAD = max(path.name for path in (Path(migrate.__file__).parent / "migrations" /
 
 
 def test_the_migrated_schema_is_the_declared_one(database: Database) -> None:
+    def meant(thing: SchemaItem, *_: object) -> bool:
+        """Alembic does not know that an index may be for one kind of database."""
+        return not isinstance(thing, Index) or thing.name != "ix_node_taking" or database.dialect == "sqlite"
+
+    options = {"compare_type": True, "target_metadata": metadata, "include_object": meant}
     with database._writer.connect() as connection:
-        context = MigrationContext.configure(connection, opts={"compare_type": True, "target_metadata": metadata})
+        context = MigrationContext.configure(connection, opts=options)
         assert compare_metadata(context, metadata) == []
 
 
@@ -146,18 +155,51 @@ def test_postgresql_refuses_entries_that_do_not_balance(shop: Shop) -> None:
         assert "I1" in shop.audit().failed
 
 
+def go_back(connection: Connection, revision: str) -> None:
+    """Make the empty schema of a revision."""
+    metadata.drop_all(connection)
+    connection.execute(text("DROP TABLE alembic_version"))
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("DROP FUNCTION refuse_change"))
+        connection.execute(text("DROP FUNCTION refuse_imbalance"))
+    config = Config()
+    config.set_main_option("script_location", str(Path(migrate.__file__).parent / "migrations"))
+    config.attributes["connection"] = connection
+    command.upgrade(config, revision)
+
+
+def test_claims_of_before_they_were_kept_by_owner_live_on(tmp_path: Path) -> None:
+    """SQLite moves them into other tables; PostgreSQL leaves them where they are."""
+    now, old = (Database(f"sqlite:///{tmp_path / name}.db") for name in ("now", "old"))
+    now.migrate()
+    old.migrate()
+    office = Office(now)
+    rack, ada = Rack(office), office.person(balance=1000 * 10**9)
+    rack.node()
+    ended = rack.rented(ada)
+    rack.rented(ada)
+    rack.terminate(ada, ended)
+    with office.database.read() as unit, old._writer.begin() as connection:
+        go_back(connection, "0012")
+        for table in metadata.sorted_tables:
+            rows = [row._asdict() for row in unit.select(select(table))]
+            if rows:
+                connection.execute(insert(table), rows)
+    assert old.migrate() == HEAD
+    with office.database.read() as unit, old.read() as other:
+        for table in metadata.sorted_tables:
+            there, here = (sorted(map(repr, one.select(select(table)).all())) for one in (unit, other))
+            assert there == here, table.name
+        claimed = select(func.count()).select_from(gpu_slice_claim).where(gpu_slice_claim.c.released_at.is_(None))
+        assert other.select(claimed).scalar_one() == 16
+    now.close()
+    old.close()
+
+
 def test_keys_and_people_of_before_the_management_api_live_on(make_database: MakeDatabase) -> None:
     database = make_database()
     with database._writer.begin() as connection:
-        metadata.drop_all(connection)
-        connection.execute(text("DROP TABLE alembic_version"))
-        if database.dialect == "postgresql":
-            connection.execute(text("DROP FUNCTION refuse_change"))
-            connection.execute(text("DROP FUNCTION refuse_imbalance"))
-        config = Config()
-        config.set_main_option("script_location", str(Path(migrate.__file__).parent / "migrations"))
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0001")
+        go_back(connection, "0001")
         for statement in (
             "INSERT INTO account VALUES ('a', 'customer', 'user', 'u', 0, 0, 0, FALSE, 0, 1, 0, 5)",
             "INSERT INTO users VALUES ('u', 'A@x', 'a@x', 'A', 'user', NULL, 'a', 5)",
