@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol, cast
@@ -28,7 +27,7 @@ HEAD_BYTES = 64 * 1024
 """Most bytes of request line and headers."""
 HEAD_SECONDS = 30.0
 """A connection that has not sent a whole request head for this long is closed."""
-_OFFER = re.compile(rb"\r\nupgrade(:)", re.IGNORECASE)
+_FRAMING = (b"content-length", b"transfer-encoding")
 
 
 class Application(Protocol):
@@ -62,9 +61,9 @@ class Connection(asyncio.Protocol):
         self._state = state
         self._keep_alive_s = keep_alive_s
         self._loop = loop
-        self._parser: Any = httptools.HttpRequestParser(self)
-        # A client that said "close" and sends more is answered, and not told that it is no HTTP.
-        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._parser: Any = self._new_parser()
+        self._offered = False
+        """The head offers to go on in another protocol, which the parser takes for the end of HTTP."""
         self._transport: asyncio.Transport
         self._server: tuple[str, int] | None = None
         self._client: tuple[str, int] | None = None
@@ -100,12 +99,10 @@ class Connection(asyncio.Protocol):
         """Parse, and begin with what is there."""
         if self._refusal is not None:
             return
-        if self._arriving is None and b"pgrade" in data:
-            data = _without_offer(data)
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            pass  # to nothing that is known here: the request is answered, and the connection ends with it
+        except httptools.HttpParserUpgrade as offer:
+            self._ignore_offer(data[offer.args[0] :])
         except httptools.HttpParserError:
             self._refuse(self._complaint)
 
@@ -171,7 +168,8 @@ class Connection(asyncio.Protocol):
             "headers": self._headers,
             "state": {},
         }
-        keep = version == "1.1" and not self._closing and parser.should_keep_alive() and not parser.should_upgrade()
+        keep = version == "1.1" and not self._closing and parser.should_keep_alive()
+        self._offered = parser.should_upgrade()
         turn = self._arriving = Turn(self, scope, keep=keep, expects=self._expects)
         scope["state"]["turn"] = turn
         self._turns.append(turn)
@@ -187,9 +185,36 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """The request is whole."""
-        if self._arriving is not None:
+        if self._arriving is not None and not self._offered:
             self._arriving.complete()
             self._arriving = None
+
+    # -- offers of other protocols, of which clients such as Java's make one with each request -----------
+
+    def _new_parser(self) -> Any:
+        parser: Any = httptools.HttpRequestParser(self)
+        # A client that said "close" and sends more is answered, and not told that it is no HTTP.
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        return parser
+
+    def _ignore_offer(self, rest: bytes) -> None:
+        """Read the body of the request as if nothing had been offered, which HTTP lets a server do."""
+        self._offered = False
+        framing = b"".join(b"%b: %b\r\n" % header for header in self._headers if header[0] in _FRAMING)
+        self._parser = httptools.HttpRequestParser(_Body(self))
+        self.data_received(b"POST / HTTP/1.1\r\n" + framing + b"\r\n" + rest)
+
+    def body_ended(self) -> None:
+        """The body is whole, and what comes next is a request again."""
+        self._parser = self._new_parser()
+        self.on_message_complete()
+
+    def body_followed(self) -> None:
+        """More came with it, which nobody could read: whoever sent it is told to send it again."""
+        if self._turns:
+            self._turns[-1].keep = False
+        else:
+            self._transport.close()
 
     # -- what a turn asks for ----------------------------------------------------------------------
 
@@ -309,18 +334,30 @@ class Connection(asyncio.Protocol):
             self._patience = None
 
 
+class _Body:
+    """Told by a parser what the body of one request is."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._ended = False
+        self.on_body = connection.on_body
+
+    def on_message_begin(self) -> None:
+        """A request begins: the one whose body it is, or another."""
+        if self._ended:
+            self._connection.body_followed()
+
+    def on_message_complete(self) -> None:
+        """The body is whole."""
+        if not self._ended:
+            self._ended = True
+            self._connection.body_ended()
+
+
 def _answer(turn: Turn, error: ApiError) -> None:
     body = error.body("")
     turn.begin(error.status, [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))])
     turn.end(body)
-
-
-def _without_offer(data: bytes) -> bytes:
-    """Rename the offer to go on in another protocol. HTTP lets a server ignore one; the parser, where it is shown one,
-    takes no body, and clients such as Java's offer HTTP/2 with each request."""
-    end = data.find(b"\r\n\r\n")
-    head = data if end < 0 else data[:end]
-    return _OFFER.sub(rb"\r\nx-offered\1", head) + data[len(head) :]
 
 
 def _target(url: bytes) -> tuple[str, bytes]:

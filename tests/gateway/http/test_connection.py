@@ -222,6 +222,37 @@ def test_every_request_is_answered_in_order_however_its_bytes_come(asked: list[t
     run(echo, step)
 
 
+OFFER = (b"Connection: Upgrade, HTTP2-Settings", b"HTTP2-Settings: AAEAAEAA", b"UPGRADE: h2c")
+
+
+@given(st.sampled_from([b"", b"x", b"\r\nupgrade: me"]), st.booleans(), st.data())
+def test_an_offer_of_another_protocol_is_ignored_however_it_comes(body: bytes, chunked: bool, data: Any) -> None:
+    if chunked:
+        pieces = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+        raw = b"\r\n".join([b"POST / HTTP/1.1", *OFFER, b"transfer-encoding: chunked"]) + b"\r\n\r\n" + pieces
+        raw += b"0\r\n\r\n"
+    else:
+        raw = post(body, b"/", *OFFER)
+    cut = data.draw(st.integers(1, len(raw) - 1))
+
+    async def step(client: Client) -> None:
+        for _ in range(2):
+            await client.feed(raw[:cut], raw[cut:])
+        assert [json.loads(answer.body)[3] for answer in client.answers()] == [body.decode()] * 2
+        assert not client.transport.closed
+
+    run(echo, step)
+
+
+def test_what_follows_an_offer_at_once_is_to_be_sent_again() -> None:
+    async def step(client: Client) -> None:
+        await client.feed(post(b"a", b"/", *OFFER) + GET)
+        assert json.loads(client.answer().body)[3] == "a"
+        assert client.answer().headers["connection"] == "close" and client.transport.closed
+
+    run(echo, step)
+
+
 def test_what_an_application_is_told() -> None:
     seen: list[Any] = []
 
