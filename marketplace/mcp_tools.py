@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import mcp_types as types
+import orjson
 from anyio import to_thread
 from mcp import MCPError
 from mcp.server.lowlevel import Server
@@ -24,6 +26,7 @@ from marketplace.http.dispatch import Desk, Incoming, Outgoing, read_request
 from marketplace.http.errors import Refusal
 from marketplace.http.operation import Operation, Reads, Tool
 from marketplace.http.principal import Principal
+from marketplace.http.wire import Json
 
 _PRINCIPAL = "headrace.principal"
 _CREDENTIALS = ("authorization", "x-api-key")
@@ -93,7 +96,8 @@ class McpTools:
             body=json.dumps(row.tool.body(arguments)).encode(),
             address="" if request.client is None else request.client.host,
         )
-        return _result(await to_thread.run_sync(self._desk.serve, row, incoming, limiter=self._threads.of(row)))
+        answer = await to_thread.run_sync(self._desk.serve, row, incoming, limiter=self._threads.of(row))
+        return _result(answer, partial(row.tool.shown, arguments))
 
 
 def _caller(request: Request) -> Principal:
@@ -131,11 +135,12 @@ def _hints(row: Operation[Any], tool: Tool) -> types.ToolAnnotations:
     return types.ToolAnnotations(read_only_hint=False, destructive_hint=tool.destructive, open_world_hint=False)
 
 
-def _result(answer: Outgoing) -> types.CallToolResult:
+def _result(answer: Outgoing, shown: Callable[[Json], Json] = lambda told: told) -> types.CallToolResult:
     """What an operation answered. A refusal is the tool's error, for the model to read: its code and its message."""
     told = json.loads(answer.body) if answer.body else {}
     if answer.status < 400:
-        text = answer.body.decode()
+        told = shown(told)
+        text = orjson.dumps(told).decode()
         return types.CallToolResult(content=[types.TextContent(text=text)], structured_content=told)
     error = told["error"]
     text = f"{error['code']}: {error['message']}"

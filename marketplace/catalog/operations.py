@@ -221,6 +221,16 @@ def _list_body(arguments: Json) -> Json:
     return {"selector": {"ByServiceAndLocation": where}}
 
 
+def _list_shown(arguments: Json, answer: Json) -> Json:
+    """Types with that in their names, and of their variants those that cost no more; without variants none."""
+    gpu, most = (arguments.get("gpu") or "").casefold(), arguments.get("max_cost_per_hour")
+    found = [one for one in answer["instance_types"] if gpu in f"{one['name']} {one['brand_short']}".casefold()]
+    if most is not None:
+        cheap = [[one for one in kind["variants"] if one["cost_per_hour"] <= most] for kind in found]
+        found = [{**kind, "variants": left} for kind, left in zip(found, cheap, strict=True) if left]
+    return {**answer, "instance_types": found}
+
+
 _TYPE = {
     "name": "h200-141gb",
     "brand_short": "H200",
@@ -304,6 +314,7 @@ OPERATIONS: tuple[Operation[Any], ...] = (
             description="Machines that can be rented: variants, their price an hour, and how many are free where.",
             arguments=ListTool,
             body=_list_body,
+            shown=_list_shown,
         ),
     ),
     _row("add", "Add a type of machine.", TypeRequest, add_type, _TYPE, _TAKEN),

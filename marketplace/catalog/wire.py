@@ -195,3 +195,7 @@ class ListTool(Wire):
 
     service: Annotated[Service | None, Field(description="what is to run")] = None
     datacenters: Annotated[list[Text] | None, Field(description="where; without it anywhere")] = None
+    gpu: Annotated[Text | None, Field(description="part of the name of a GPU or type, as H200")] = None
+    max_cost_per_hour: Annotated[float | None, Field(ge=0, description="the most that a variant costs, in cents")] = (
+        None
+    )

@@ -166,6 +166,8 @@ class Tool:
     arguments: type[BaseModel]
     body: Callable[[Json], Json] = dict
     """the body of a request to the operation, from arguments that are valid"""
+    shown: Callable[[Json, Json], Json] = lambda arguments, answer: answer
+    """what is shown of the operation's answer, from the arguments and all of it"""
     destructive: bool = False
     """whether it may end or lose something; clients then ask their user first"""
 

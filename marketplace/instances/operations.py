@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, create_model
 from sqlalchemy import select
@@ -27,7 +27,7 @@ from marketplace.instances.wire import (
     Name,
     RentAnswer,
     RentRequest,
-    StatusName,
+    Statuses,
     Tags,
     TerminateRequest,
     Text,
@@ -154,7 +154,10 @@ class ListTool(Wire):
     """Which instances, to a language model."""
 
     ids: list[Id] | None = None
-    statuses: Annotated[list[StatusName] | None, Field(description="by default all but Inactive")] = None
+    statuses: Annotated[Statuses | None, Field(description="by default all but Inactive")] = None
+    scope: Annotated[
+        Literal["Personal", "Teams", "PersonalAndTeams"] | None, Field(description="whose; by default all of yours")
+    ] = None
 
 
 class ActTool(Wire):
@@ -178,6 +181,9 @@ def _rent_body(arguments: Json) -> Json:
 def _list_body(arguments: Json) -> Json:
     if arguments.get("ids"):
         return {"selector": {"ById": arguments["ids"]}}
+    if arguments.get("scope"):
+        statuses = arguments.get("statuses") or ["Initializing", "Active", "Deactivating", "Failed"]
+        return {"selector": {"ByStatus": {"statuses": statuses, "scope": arguments["scope"]}}}
     if arguments.get("statuses"):
         return {"selector": {"ByStatus": arguments["statuses"]}}
     return {}

@@ -132,6 +132,30 @@ def test_arguments_become_the_request(site: Site) -> None:
     assert [line["amount"] for line in found["transactions"]] == [1]
 
 
+def test_a_model_narrows_what_it_is_shown(site: Site) -> None:
+    admin = site.office.person("admin")
+    size = {"cpu_count": 1, "dram": 1 << 30, "disk": 1 << 30}
+    for kind, brand, cost in (("h200-141gb", "H200", 250), ("cpu", "CPU", 0.5)):
+        made = {"name": kind, "brand_short": brand, "cost_per_hour": cost}
+        assert site.office.ask("instance_types.add", made, admin).status == 200
+        for count in (1, 2):
+            variant = {"name": f"{kind}.{count}", "instance_type": kind, "cost_per_hour": cost * count, **size}
+            assert site.office.ask("instance_types.add_variant", variant, admin).status == 200
+
+    def names(**arguments: Any) -> list[str]:
+        answer = call(site, admin, "list_instance_types", arguments)
+        assert not answer.is_error and json.loads(answer.content[0].text) == answer.structured_content
+        return [one["name"] for kind in answer.structured_content["instance_types"] for one in kind["variants"]]
+
+    assert len(names()) == 4
+    assert names(gpu="h200") == ["h200-141gb.1", "h200-141gb.2"]
+    assert sorted(names(max_cost_per_hour=250)) == ["cpu.1", "cpu.2", "h200-141gb.1"]
+    assert names(max_cost_per_hour=0.5) == ["cpu.1"] and names(gpu="h200", max_cost_per_hour=0.5) == []
+    assert call(site, admin, "list_instance_types", {"max_cost_per_hour": -1}).is_error
+    for scope, refused in (("Personal", False), ("Teams", False), ("Everybody", True)):
+        assert call(site, admin, "list_instances", {"scope": scope}).is_error is refused
+
+
 def test_calls_count_against_the_operation_s_rate(site: Site) -> None:
     ada = site.office.person()
     while site.office.ask("account.info", {}, ada).status == 200:
