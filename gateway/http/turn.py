@@ -130,7 +130,7 @@ class Turn:
         """Write a piece of the body, and the head before the first; with nothing, the head alone."""
         if not self.begun or self.over:
             raise RuntimeError("there is no response to write to")
-        framed = b"%x\r\n%b\r\n" % (len(data), data) if self._chunked and data else self._framed(data)
+        framed = self._framed(data)
         if self._head is not None:
             framed, self._head = self._head + framed, None
         if framed and not self.gone:
@@ -197,7 +197,7 @@ class Turn:
 
     async def receive(self) -> dict[str, Any]:
         """ASGI's `receive`: what of the body has come, then, when there is no more of it, the end of the turn."""
-        if self.expects and not self.begun:
+        if self.expects and not self.begun and not self.gone:
             self.expects = False
             self._wire.put(b"HTTP/1.1 100 Continue\r\n\r\n")
         if not self.gone and not self.over:
