@@ -7,6 +7,7 @@ answer has the form of its request.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, NoReturn
@@ -17,6 +18,7 @@ from marketplace.http.errors import Code, Refusal
 
 VERSION_HEADER = "X-Protocol-Version"
 _MEMBERS = ({"version", "data"}, {"data"})
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ def _storable(data: Any) -> bool:
     while waiting:
         item = waiting.pop()
         if isinstance(item, str):
-            if "\0" in item or any("\ud800" <= character <= "\udfff" for character in item):
+            if _UNSTORABLE.search(item):
                 return False
         elif isinstance(item, dict):
             waiting.extend(item)

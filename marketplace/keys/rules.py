@@ -62,7 +62,7 @@ def parse(text: str) -> KeySecret:
     if len(text) != len(prefix) + _SECRET_CHARS + _CHECK_CHARS:
         raise KeyFormatError("the key does not have the length of a key")
     body, check = text[:-_CHECK_CHARS], text[-_CHECK_CHARS:]
-    if not all(character in _ALPHABET for character in text[len(prefix) :]) or _checksum(body) != check:
+    if not (text.isascii() and text[len(prefix) :].isalnum() and _checksum(body) == check):
         raise KeyFormatError("the key's checksum does not fit: it was mistyped or cut")
     return KeySecret(kind, text)
 

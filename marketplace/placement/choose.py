@@ -331,7 +331,7 @@ def choose_cpus(node: NodeView, wanted: Wanted, near: set[int]) -> dict[int, tup
     """Return threads by NUMA node for nobody else's use, near the GPUs; none where vCPUs float."""
     if wanted.cpu_policy == "Shared" or node.cpu_mode == "Legacy":
         return {}
-    free = [core for core in node.cores if not node.threads_claimed.intersection(core.threads)]
+    free = [core for core in node.cores if node.threads_claimed.isdisjoint(core.threads)]
     if wanted.cpu_ids is not None:
         asked = set(wanted.cpu_ids)
         free = [core for core in free if asked.issuperset(core.threads)]

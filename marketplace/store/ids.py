@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable
 
 Random = Callable[[int], bytes]
@@ -21,4 +20,5 @@ def new_id(now_us: int, random: Random) -> str:
         raise ValueError(f"time {now_us} µs does not fit a UUIDv7")
     fraction = rest * 4096 // 1000
     tail = int.from_bytes(random(8), "big") & ((1 << 62) - 1)
-    return str(uuid.UUID(int=milliseconds << 80 | 0x7 << 76 | fraction << 64 | 0b10 << 62 | tail))
+    digits = f"{milliseconds << 80 | 0x7 << 76 | fraction << 64 | 0b10 << 62 | tail:032x}"
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
