@@ -63,6 +63,15 @@ def malformed(detail: str) -> ApiError:
     return ApiError(400, f"The body is not valid JSON: {detail}.", code="invalid_json")
 
 
+def encoded(coding: str) -> ApiError:
+    """The body is compressed."""
+    return ApiError(
+        415,
+        f"The request body is encoded as '{coding[:40]}'. Send it as it is, without Content-Encoding.",
+        code="unsupported_content_encoding",
+    )
+
+
 def invalid(param: str | None, message: str) -> ApiError:
     """A value of the wrong type or out of range."""
     return ApiError(400, message, code="invalid_value", param=param)

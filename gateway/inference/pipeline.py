@@ -97,7 +97,13 @@ async def answer(services: Services, exchange: Exchange, parse: Callable[[bytes]
     """Serve one inference request. Raises ApiError while nothing was sent, ClientGone when nobody is there any more."""
     key = await authenticate(services, exchange)
     body = await exchange.body(services.limits.body_bytes, services.limits.body_timeout_s)
-    ask = parse(body)
+    try:
+        ask = parse(body)
+    except ApiError as error:
+        coding = exchange.header(b"content-encoding")
+        if error.code == "invalid_json" and coding not in ("", "identity"):
+            raise errors.encoded(coding) from error
+        raise
     name_ignored(exchange, ask.ignored)
     model = services.catalogue.find(ask.request.model)
     price = None if model is None else model.price

@@ -11,6 +11,7 @@ from gateway.inference.errors import ApiError
 
 EVERY: list[tuple[ApiError, int, str, str | None]] = [
     (errors.malformed("x"), 400, "invalid_request_error", "invalid_json"),
+    (errors.encoded("gzip"), 415, "invalid_request_error", "unsupported_content_encoding"),
     (errors.invalid("a.b", "x"), 400, "invalid_request_error", "invalid_value"),
     (errors.missing("a"), 400, "invalid_request_error", "missing_required_parameter"),
     (errors.unsupported("a", "x"), 400, "invalid_request_error", "unsupported_parameter"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from typing import Any
 
@@ -15,6 +16,16 @@ PROMPT = len("user\nHi\nassistant\n") + 3
 @pytest.mark.parametrize("body", [b"", b"{", b"not json at all", b'{"model": "\xff"}'])
 def test_malformed_json(shared: Any, body: bytes) -> None:
     assert shared.ask(shared.request(body)).refusal() == (400, "invalid_json")
+
+
+@pytest.mark.parametrize(
+    ("coding", "expected"),
+    [(b"gzip", (415, "unsupported_content_encoding")), (b"identity", (400, "invalid_json"))],
+)
+def test_a_compressed_body(shared: Any, coding: bytes, expected: Any) -> None:
+    body = gzip.compress(json.dumps(CHAT).encode())
+    head = shared.head(length=len(body))[:-2] + b"content-encoding: %b\r\n\r\n" % coding
+    assert shared.ask(head + body).refusal() == expected
 
 
 def test_a_two_megabyte_body(shared: Any) -> None:
