@@ -11,6 +11,8 @@ rentals. With a pace each begins that many a second on average, at random times 
 that had to wait for the one before is counted from when it should have begun. The limits of callers, which admit one a
 second, are switched off.
 
+"cpu ms" is the processor time of the servers for each rental, without that of PostgreSQL's own processes.
+
 How long somebody who rents waits is shown by clients with a pace; the target is about 8 of them. Clients that never
 pause show what the machine can do when it does nothing else: there the time of one is their number divided by what all
 of them do in a second. Several servers at once show that nothing is claimed twice, whoever is faster.
@@ -176,8 +178,18 @@ class Row(NamedTuple):
     load: Load
 
 
+class Told(NamedTuple):
+    """What a server tells at its end, in seconds."""
+
+    took: list[float]
+    refused: int
+    seconds: float
+    busy: float
+
+
 def serve(url: str, key: str, load: Load, seeds: Sequence[int], begin: Any, told: Any) -> None:
-    """Be a server, and its clients; tells how long each rental took, how many were refused, and how long all took."""
+    """Be a server, and its clients; tells how long each rental took, how many were refused, how long all took, and how
+    much of that its processor was busy."""
     sys.setswitchinterval(SWITCH_S)
     database = Database(url)
     limits = Unlimited()
@@ -189,7 +201,7 @@ def serve(url: str, key: str, load: Load, seeds: Sequence[int], begin: Any, told
     took: list[float] = []
     refused: list[int] = []
     begin.wait()
-    began = time.perf_counter()
+    began, busy = time.perf_counter(), time.process_time()
 
     def client(seed: int) -> None:
         for due in load.dues(seed):
@@ -207,7 +219,7 @@ def serve(url: str, key: str, load: Load, seeds: Sequence[int], begin: Any, told
         thread.start()
     for thread in threads:
         thread.join()
-    told.put((took, len(refused), time.perf_counter() - began))
+    told.put(Told(took, len(refused), time.perf_counter() - began, time.process_time() - busy))
     database.close()
 
 
@@ -225,20 +237,21 @@ def measure(url: str, key: str, row: Row) -> dict[str, Any]:
     answers = [_next(told) for _ in running]
     for process in running:
         process.join()
-    took = sorted(one * 1000 for part, _, _ in answers for one in part)
+    took = sorted(one * 1000 for answer in answers for one in answer.took)
     return {
         "servers": row.servers,
         "clients": row.clients,
         "pace /s": row.load.rate,
         "rents": len(took),
-        "rents/s": round(len(took) / max(seconds for _, _, seconds in answers), 1),
+        "rents/s": round(len(took) / max(answer.seconds for answer in answers), 1),
         "p50 ms": round(results.percentile(took, 0.5), 2),
         "p99 ms": round(results.percentile(took, 0.99), 2),
-        "refused": sum(refused for _, refused, _ in answers),
+        "cpu ms": round(sum(answer.busy for answer in answers) * 1000 / len(took), 2),
+        "refused": sum(answer.refused for answer in answers),
     }
 
 
-def _next(told: Queue[tuple[list[float], int, float]]) -> tuple[list[float], int, float]:
+def _next(told: Queue[Told]) -> Told:
     return told.get(timeout=300)
 
 
