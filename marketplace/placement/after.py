@@ -19,9 +19,7 @@ def after(placed: Placement) -> NodeView | None:
     pages = dict(node.pages_used)
     for numa, count in placed.hugepages.items():
         pages[numa] = pages.get(numa, 0) + count
-    return replace(
-        node,
-        generation=node.generation + 1,
+    return node.claimed(
         gpus=gpus,
         used=replace(node.used + amount, gpu=sum(bool(gpu.rented) for gpu in gpus)),
         pages_used=pages,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from marketplace.placement.capacity import GIB, Amount, CpuPolicy, Standing, threads_for
 
@@ -143,6 +144,12 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """What rentals use of it, and GPUs of leases that must stay."""
         kept = sum(bool(gpu.leased) and not gpu.reclaimable and gpu.usable for gpu in self.gpus)
         return Amount(self.used.gpu + kept, self.used.threads, self.used.dram, self.used.disk)
+
+    def claimed(self, **values: Any) -> NodeView:
+        """The node one generation later, with other claims. What it has stays, and is not worked out again."""
+        made = replace(self, generation=self.generation + 1, **values)
+        vars(made).update((name, vars(self)[name]) for name in ("per_core", "capacity") if name in vars(self))
+        return made
 
     def threads(self, vcpu: int, policy: CpuPolicy, *, overcommit: bool) -> int:
         """Hardware threads that so many vCPUs take here. Sharing beyond their number only where both allow it."""

@@ -148,6 +148,9 @@ def test_nodes_come_in_their_order_whatever_became_of_them(rack: Rack, ada: Call
             everything = load.views(unit, office.now)
         there = [view for view in everything if (view.status, view.drain_state) == ("Ready", "None")]
         assert list(known) == sorted(there, key=lambda view: view.score)
+        assert [(one.capacity, one.per_core, one.taken) for one in known] == [
+            (one.capacity, one.per_core, one.taken) for one in sorted(there, key=lambda view: view.score)
+        ]
     assert len(known) == 3, "one has said that it goes"
     assert rack.audit().clean
 
