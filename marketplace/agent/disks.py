@@ -60,7 +60,7 @@ class RetainedDisks:
         folder = self._folder / id if valid_id(id) else None
         if folder is None or not (folder / _ABOUT).exists() or not (folder / DISK).exists():
             raise GoneError(id)
-        shutil.copyfile(folder / _ABOUT, machine / _ABOUT)
+        write_whole(machine / _ABOUT, (folder / _ABOUT).read_bytes(), durable=True)
         _move(folder, machine)
         shutil.rmtree(folder)
 

@@ -14,7 +14,7 @@ import msgspec
 from marketplace.agent import disk_watch, readiness
 from marketplace.agent.client import RefusedError, ServerClient, ServerError, StaleSessionError, UnreachableError
 from marketplace.agent.disk_watch import DiskWatch
-from marketplace.agent.drivers.base import Driver, Kind
+from marketplace.agent.drivers.base import Driver, DriverError, Kind
 from marketplace.agent.gpu_care import GpuCare, GpuRounds
 from marketplace.agent.inventory_wire import Inventory
 from marketplace.agent.keeper import Keeper
@@ -324,9 +324,12 @@ class Agent:
         samples = [Sample(at=now, gpus=await asyncio.to_thread(self._around.samples))]
         for record in self.keeper.records.all().values():
             driver = self.keeper.driver(record)
-            taken = await driver.metrics(record.id) if driver is not None and record.stage == "Created" else None
-            if taken is not None:
-                samples.append(msgspec.structs.replace(taken, at=now, instance_id=record.id))
+            if driver is None or record.stage != "Created":
+                continue
+            with contextlib.suppress(DriverError):  # on its way out, or its engine does not answer
+                taken = await driver.metrics(record.id)
+                if taken is not None:
+                    samples.append(msgspec.structs.replace(taken, at=now, instance_id=record.id))
         return samples
 
     async def _look_at_hardware(self) -> None:
@@ -373,7 +376,7 @@ class Agent:
         try:
             output = await self._do(command)
             self._results.append(CommandResult(id=command.id, ok=True, output=output))
-        except (LookupError, OSError, ServerError, VfioError) as error:
+        except (DriverError, LookupError, OSError, ServerError, VfioError) as error:
             self._results.append(CommandResult(id=command.id, ok=False, output=str(error)))
         finally:
             del self._commands[command.id]

@@ -15,6 +15,7 @@ import pytest
 from marketplace.agent.client import ServerClient
 from marketplace.agent.credentials import Credentials
 from marketplace.agent.disks import RetainedDisks
+from marketplace.agent.drivers.base import DriverError
 from marketplace.agent.drivers.fake import FakeDriver, Hypervisor
 from marketplace.agent.inventory_wire import Cpu, Disk, Inventory
 from marketplace.agent.keeper import Keeper
@@ -320,6 +321,32 @@ def test_a_command_is_obeyed_once_and_its_result_repeated_until_it_is_heard(tmp_
             results = {one.id: one for told in bench.server.polls for one in told.command_results}
             assert (results["c1"].ok, results["c1"].output) == (True, "create")
             assert (results["c2"].ok, "no machine nobody" in results["c2"].output) == (False, True)
+
+    asyncio.run(run())
+
+
+def test_an_engine_that_does_not_answer_is_no_end_of_the_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    async def silent(driver: FakeDriver, id: str, *args: object) -> Any:
+        asked.append(id)
+        raise DriverError("PlatformError", "The node's container engine does not answer.")
+
+    monkeypatch.setattr("marketplace.agent.node.METRICS_S", 0.01)
+    monkeypatch.setattr(FakeDriver, "metrics", silent)
+    monkeypatch.setattr(FakeDriver, "tail_log", silent)
+
+    async def run() -> None:
+        async with running(tmp_path) as bench:
+            bench.server.want(wish())
+            await bench.until(lambda: bench.server.phase("a") == "Running" and len(asked) > 1)
+            bench.server.commands = [Command(id="c1", kind="collect_logs", args={"instance_id": "a"})]
+            bench.server.changed.set()
+            await bench.until(lambda: not bench.server.commands)
+            (result,) = {one.id: one for told in bench.server.polls for one in told.command_results}.values()
+            assert (result.ok, result.output) == (False, "The node's container engine does not answer.")
+            bench.server.want(wish(want="Absent", gen=2))
+            await bench.until(lambda: bench.server.phase("a") == "Absent")
 
     asyncio.run(run())
 
