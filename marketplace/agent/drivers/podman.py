@@ -97,12 +97,12 @@ class PodmanDriver:
         """Ask the engine who it is."""
         try:
             said = await self._call("GET", "/version")
+            about = await self._call("GET", "/info")
         except DriverError as error:
             return Capabilities(problems=[f"containers: {error.message} {error.tail}".strip()])
         parts = [one.get("Name", "") for one in said.get("Components") or []]
         self._podman = any("podman" in part.lower() for part in parts)
         name = "podman" if self._podman else "docker"
-        about = await self._call("GET", "/info")
         self._quota = disk_quota.held(about.get("Driver", ""), Path(about.get("DockerRootDir") or "/"))
         return Capabilities(
             container=True,

@@ -173,6 +173,20 @@ def test_an_engine_that_is_not_there_is_a_problem_and_no_error(tmp_path: Path) -
     assert "does not answer" in capabilities.problems[0]
 
 
+def test_an_engine_that_says_nothing_of_itself_is_a_problem_and_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def half(driver: PodmanDriver, method: str, path: str) -> Any:
+        if path == "/info":
+            raise DriverError("PlatformError", "The node's container engine refused.", "no storage")
+        return {"Version": "4"}
+
+    monkeypatch.setattr(PodmanDriver, "_call", half)
+    driver = PodmanDriver(tmp_path, tmp_path / "volumes", label="test", socket=tmp_path / "none.sock")
+    found = asyncio.run(driver.probe())
+    assert not found.container and found.problems == ["containers: The node's container engine refused. no storage"]
+
+
 @pytest.mark.parametrize(
     "said",
     [
