@@ -121,9 +121,9 @@ def test_an_unavailable_ledger_delays_and_is_reported_when_it_lasts(run: Any, ba
         def locked() -> None:
             nonlocal tries
             tries += 1
-            if tries == 3:
-                loop.call_soon_threadsafe(tired.set)
             clocks.pass_us(4_000_000)
+            if tries == 3:  # the ones before have said why
+                loop.call_soon_threadsafe(tired.set)
             raise OperationalError("BEGIN IMMEDIATE", {}, ConnectionError("database is locked"))
 
         failpoints.arm("settler.before_apply", locked)
