@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from engine.detokenizer import HasVocabulary
 from engine.generation import EngineError, GenerateRequest, Generation
@@ -44,6 +44,17 @@ OnProgress = Callable[[Progress | EngineError], None]
 Answer = UsageReply | Snapshot | Rested | AdapterReply
 """What the engine replies to a query."""
 
+
+class Witness(Protocol):
+    """Wants to know when news of several requests come together."""
+
+    def begin(self) -> None:
+        """They are about to be told, one request after the other."""
+
+    def end(self) -> None:
+        """All are told."""
+
+
 UNSENT_LIMIT = 64 << 20
 """Bytes of requests that the engine may leave unread before new ones are refused."""
 
@@ -57,6 +68,8 @@ class EngineClient:
         self.address = address
         """Where the next connect() goes."""
         self.tokenizer = tokenizer
+        self.witness: Witness | None = None
+        """Told when one frame has news of several requests."""
         self.welcome: Welcome | None = None
         """The engine's greeting on the latest connection."""
         self._connection: _Connection | None = None
@@ -259,12 +272,7 @@ class EngineClient:
         """Route one frame from the engine. Raises WireError."""
         match decode_engine(body):
             case Step(progress=progress):
-                listeners = self._listeners
-                for said in progress:
-                    if said.finish_reason is not None:
-                        self._ended(said)
-                    elif (listener := listeners.get(said.request_id)) is not None:
-                        listener(said)
+                self._tell(progress)
             case Refused(request_id=request_id, code=code, message=message, retry_after_s=retry_after_s):
                 listener = self._listeners.pop(request_id, None)
                 if listener is not None:
@@ -275,6 +283,21 @@ class EngineClient:
                     future.set_result(reply)
             case Welcome():
                 raise WireError("a second greeting")
+
+    def _tell(self, progress: Sequence[Progress]) -> None:
+        witness = self.witness if len(progress) > 1 else None
+        if witness is not None:
+            witness.begin()
+        try:
+            listeners = self._listeners
+            for said in progress:
+                if said.finish_reason is not None:
+                    self._ended(said)
+                elif (listener := listeners.get(said.request_id)) is not None:
+                    listener(said)
+        finally:
+            if witness is not None:
+                witness.end()
 
     def _ended(self, said: Progress) -> None:
         future = self._aborts.pop(said.request_id, None)
@@ -320,8 +343,6 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's transports are none by inheritance
-        # uvloop keeps what is written until everything else that is ready has run; above the limit it does not.
-        self.transport.set_write_buffer_limits(high=0)
         if self._caller is not None:
             tune(transport.get_extra_info("socket"))
 

@@ -29,6 +29,7 @@ from gateway.fleet.leases import LocalLeaseKeeper, Terms
 from gateway.fleet.offers import Served, check
 from gateway.fleet.pool import Pool
 from gateway.fleet.replicas import State
+from gateway.http.burst import Burst
 from gateway.inference import adapters, moves, pipeline
 from gateway.inference import models as model_lists
 from gateway.inference.chat import ChatAsk
@@ -107,6 +108,11 @@ class Gateway:
             drain_s=settings.drain_s,
         )
         self.catalogue = Catalogue([model for _, model in made])
+        self.burst = Burst()
+        """Writes of all streams that one step of an engine gives something to say."""
+        for deployment in self.fleet:
+            for member in deployment.pool.replicas:
+                member.client.witness = self.burst
         for (_, model), one in zip(made, served, strict=True):
             adapters.offer(self.catalogue, model, one.offer.engine.lora)
         self.keys: KeyMap

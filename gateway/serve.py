@@ -103,7 +103,11 @@ async def _run(gateway: Gateway, listener: socket.socket, served: Sequence[Serve
         prepared = started.result()
         settle_memory()
         server = make_server(
-            gateway.app(), backlog=settings.backlog, drain_s=settings.drain_s, trusted_proxies=settings.proxies
+            gateway.app(),
+            backlog=settings.backlog,
+            drain_s=settings.drain_s,
+            trusted_proxies=settings.proxies,
+            burst=gateway.burst,
         )
         server.on_listening = lambda: _announce(settings, prepared.first, [one.name for one in served], base_url)
         serving = loop.create_task(server.serve(sockets=[listener]))

@@ -6,15 +6,19 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import uvicorn
 
+from gateway.http.burst import Burst
 from gateway.http.connection import Connection, ServerState
 
 
 class FrontProtocol(Connection):
     """A connection as uvicorn's server makes it."""
+
+    burst: ClassVar[Burst]
+    """Of all connections of a server."""
 
     def __init__(
         self,
@@ -26,6 +30,7 @@ class FrontProtocol(Connection):
         super().__init__(
             config.loaded_app,
             server_state,
+            self.burst,
             keep_alive_s=config.timeout_keep_alive,
             loop=_loop or asyncio.get_running_loop(),
         )
@@ -47,12 +52,20 @@ class FrontServer(uvicorn.Server):
         self.on_listening()
 
 
-def make_server(app: Any, *, backlog: int, drain_s: float, trusted_proxies: Sequence[str] = ()) -> FrontServer:
+def make_server(
+    app: Any, *, backlog: int, drain_s: float, trusted_proxies: Sequence[str] = (), burst: Burst | None = None
+) -> FrontServer:
     """A server for sockets that are passed to `serve`. A caller's address is that of the connection; where it comes
-    from one of the addresses or networks `trusted_proxies`, the last in X-Forwarded-For that is none of them."""
+    from one of the addresses or networks `trusted_proxies`, the last in X-Forwarded-For that is none of them. What is
+    written during a `burst` is written at its end."""
+
+    class Protocol(FrontProtocol):
+        """A connection of this server."""
+
+    Protocol.burst = burst or Burst()
     config = uvicorn.Config(
         app,
-        http=FrontProtocol,
+        http=Protocol,
         ws="none",
         lifespan="off",
         log_config=None,

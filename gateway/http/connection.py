@@ -11,12 +11,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
 from typing import Any, Protocol, cast
 from urllib.parse import unquote
 
 import httptools
 
+from gateway.http.burst import Burst
 from gateway.http.turn import Turn
 from gateway.inference import errors
 from gateway.inference.errors import ApiError
@@ -50,15 +50,20 @@ class Connection(asyncio.Protocol):
     """Belongs to its event loop."""
 
     def __init__(
-        self, app: Application, state: ServerState, *, keep_alive_s: float, loop: asyncio.AbstractEventLoop
+        self,
+        app: Application,
+        state: ServerState,
+        burst: Burst,
+        *,
+        keep_alive_s: float,
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
         """keep_alive_s: how long the connection stays open after a response without a next request."""
-        self.put: Callable[[bytes], None]
-        """Send."""
         self.full_since: float | None = None
         """From when on, by the loop's clock, the client has not taken what was written; None while there is room."""
         self._app = app
         self._state = state
+        self._burst = burst
         self._keep_alive_s = keep_alive_s
         self._loop = loop
         self._parser: Any = self._new_parser()
@@ -89,7 +94,6 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client has come."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's transports are none by inheritance
-        self.put = self._transport.write
         self._server, self._client = _address(transport, "sockname"), _address(transport, "peername")
         self._state.connections.add(self)
         self._patient_until = self._loop.time() + HEAD_SECONDS
@@ -217,6 +221,10 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     # -- what a turn asks for ----------------------------------------------------------------------
+
+    def put(self, data: bytes) -> None:
+        """Send, together with what others send in this moment."""
+        self._burst.put(self._transport, data)
 
     def default_headers(self) -> list[tuple[bytes, bytes]]:
         """The date."""

@@ -24,8 +24,10 @@ _STATUS_LINES = {
 class Wire(Protocol):
     """The connection, as far as a turn goes."""
 
-    put: Callable[[bytes], None]
     full_since: float | None
+
+    def put(self, data: bytes) -> None:
+        """Send."""
 
     def default_headers(self) -> list[tuple[bytes, bytes]]:
         """Of every response."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -142,3 +144,26 @@ def test_an_id_that_runs_is_not_submitted_twice_over_one_client(tmp_path: Path) 
             assert len(await everything(generation)) >= 1
 
     assert run(scene)
+
+
+def test_news_of_several_requests_in_one_frame_are_announced_and_concluded() -> None:
+    heard: list[str] = []
+    client = EngineClient("nowhere")
+    client.witness = SimpleNamespace(begin=lambda: heard.append("begin"), end=lambda: heard.append("end"))
+    client._send = lambda frame: None  # type: ignore[method-assign]  # nobody is asked: the answers are below
+    for request_id in ("a", "b"):
+        hears = partial(_hear, heard, request_id)
+        client.submit(request_id, [1], SamplingParams(max_tokens=9), on_progress=hears)
+
+    def frame(*said: wire.Progress) -> bytes:
+        return wire.encode(wire.Step(list(said)))[4:]
+
+    client.on_frame(frame(wire.Progress(request_id="a"), wire.Progress(request_id="b", finish_reason="stop")))
+    assert heard == ["begin", "a", "b", "end"]
+    heard.clear()
+    client.on_frame(frame(wire.Progress(request_id="a")))
+    assert heard == ["a"]
+
+
+def _hear(heard: list[str], name: str, said: object) -> None:
+    heard.append(name)

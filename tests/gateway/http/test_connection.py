@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.http.burst import Burst
 from gateway.http.connection import HEAD_BYTES, HEAD_SECONDS, Connection
 from gateway.http.turn import READ_AHEAD, Turn
 
@@ -112,7 +113,9 @@ class Client:
         self.state = SimpleNamespace(
             connections=set(), tasks=set(), default_headers=[(b"date", b"today")], total_requests=0
         )
-        self.connection = Connection(app, self.state, keep_alive_s=keep_alive_s, loop=self.loop)  # type: ignore[arg-type]  # as much of a loop as it uses
+        self.burst = Burst()
+        loop: Any = self.loop  # as much of one as it uses
+        self.connection = Connection(app, self.state, self.burst, keep_alive_s=keep_alive_s, loop=loop)
         self.connection.connection_made(self.transport)
 
     async def feed(self, *pieces: bytes) -> None:
@@ -584,6 +587,35 @@ def test_who_does_not_read_is_waited_for() -> None:
         client.connection.resume_writing()
         await settle()
         assert client.answer().body == b"abc" and client.answer().complete
+
+    run(app, step)
+
+
+def test_what_is_said_in_a_burst_goes_out_at_its_end_in_its_order() -> None:
+    turns: list[Turn] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        turns.append(scope["state"]["turn"])
+        turns[-1].begin(200, [])
+        await receive()
+        await receive()
+
+    async def step(client: Client) -> None:
+        await client.feed(GET)
+        (turn,) = turns
+        client.burst.begin()
+        turn.write(b"a")
+        turn.write(b"b")
+        assert client.transport.sent == b""
+        client.burst.end()
+        assert client.answer().body == b"ab"
+        turn.write(b"c")
+        assert client.answer().body == b"abc"
+        client.burst.begin()
+        turn.write(b"d")
+        client.transport.abort()
+        client.burst.end()
+        assert client.answer().body == b"abc"
 
     run(app, step)
 

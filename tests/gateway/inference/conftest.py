@@ -151,7 +151,7 @@ class House:
         try:
             self.gateway.launch()
             await self.gateway.start(self._prepared)
-            self.server = make_server(self.gateway.app(), backlog=100, drain_s=2)
+            self.server = make_server(self.gateway.app(), backlog=100, drain_s=2, burst=self.gateway.burst)
             self.server.on_listening = self._up.set
             await self.server.serve(sockets=[self._listener])
         finally:
