@@ -21,10 +21,10 @@ from mcp.server.lowlevel import Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from starlette.requests import Request
 
-from marketplace.http.app import MAX_BODY, Receive, Scope, Send, Threads
+from marketplace.http.app import LOOK_S, MAX_BODY, Receive, Scope, Send, Threads
 from marketplace.http.dispatch import Desk, Incoming, Outgoing, read_request
 from marketplace.http.errors import Refusal
-from marketplace.http.operation import Operation, Reads, Tool
+from marketplace.http.operation import Operation, Reads, Then, Tool
 from marketplace.http.principal import Principal
 from marketplace.http.wire import Json
 
@@ -91,13 +91,34 @@ class McpTools:
         except Refusal as refusal:
             return _result(self._desk.refuse(refusal))
         request: Request = context.request
+        answer = await self._ask(row, request, row.tool.body(arguments))
+        result = _result(answer, partial(row.tool.shown, arguments))
+        if row.tool.then is not None and arguments.get("wait") and answer.status < 400:
+            seen = await self._wait(row.tool.then, request, json.loads(answer.body))
+            result.content.append(types.TextContent(text=orjson.dumps(seen).decode()))
+        return result
+
+    async def _ask(self, row: Operation[Any], request: Request, body: Json) -> Outgoing:
         incoming = Incoming(
             headers={name: request.headers[name] for name in _CREDENTIALS if name in request.headers},
-            body=json.dumps(row.tool.body(arguments)).encode(),
+            body=json.dumps(body).encode(),
             address="" if request.client is None else request.client.host,
         )
-        answer = await to_thread.run_sync(self._desk.serve, row, incoming, limiter=self._threads.of(row))
-        return _result(answer, partial(row.tool.shown, arguments))
+        return await to_thread.run_sync(self._desk.serve, row, incoming, limiter=self._threads.of(row))
+
+    async def _wait(self, then: Then, request: Request, begun: Json) -> Json:
+        """Look until it is as it was waited for, or the time is over; return what was seen last."""
+        row, body = self._rows[then.tool], then.body(begun)
+        until = asyncio.get_running_loop().time() + then.wait_s
+        seen: Json = {}
+        while True:
+            answer = await self._ask(row, request, body)
+            if answer.status >= 400:
+                return seen  # too many looks, say: what was begun is begun
+            seen = json.loads(answer.body)
+            if then.through(seen) or asyncio.get_running_loop().time() >= until:
+                return seen
+            await asyncio.sleep(LOOK_S)  # holding neither a thread nor a snapshot
 
 
 def _caller(request: Request) -> Principal:

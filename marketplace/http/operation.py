@@ -156,6 +156,18 @@ class Steps(Generic[Q]):
     run: Callable[[Call, Q], BaseModel | None]
 
 
+@dataclass(frozen=True, slots=True)
+class Then:
+    """What the caller of a tool may wait for, with the argument `wait`: another tool is asked until it says so."""
+
+    tool: str
+    body: Callable[[Json], Json]
+    """the body of a request to the other tool's operation, from what the first one answered"""
+    through: Callable[[Json], bool]
+    """whether the other's answer is what was waited for"""
+    wait_s: float = 60.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
     """How an operation appears to MCP clients. What it returns is what the operation answers."""
@@ -170,6 +182,8 @@ class Tool:
     """what is shown of the operation's answer, from the arguments and all of it"""
     destructive: bool = False
     """whether it may end or lose something; clients then ask their user first"""
+    then: Then | None = None
+    """what may be waited for; what was seen last is told beside the answer"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from sqlalchemy import select
 
 from marketplace.events.transitions import scene_of
 from marketplace.http.errors import Code, Refusal
-from marketplace.http.operation import Call, Operation, Planned, Reads, Tool, Writes
+from marketplace.http.operation import Call, Operation, Planned, Reads, Then, Tool, Writes
 from marketplace.http.pagination import next_cursor
 from marketplace.http.versions import ALL
 from marketplace.http.wire import Id, Json, Wire
@@ -148,6 +148,9 @@ class RentTool(Wire):
     ports: list[VmPort] | None = None
     tags: Tags = Field(default_factory=list)
     team_id: Id | None = None
+    wait: Annotated[
+        bool, Field(description="whether to wait, a minute at most, until it is ready or has failed, and be told of it")
+    ] = False
 
 
 class ListTool(Wire):
@@ -176,6 +179,14 @@ def _rent_body(arguments: Json) -> Json:
     where = {"instance_type": arguments["instance_type"], "datacenters": arguments.get("datacenters")}
     rest = {name: arguments[name] for name in ("name", "tags", "team_id") if arguments.get(name)}
     return {"selector": {"ByInstanceTypeAndLocation": where}, "config": config, **rest}
+
+
+def _rented(answer: Json) -> Json:
+    return {"selector": {"ById": answer["instance_ids"]}}
+
+
+def _has_begun(answer: Json) -> bool:
+    return all(one["status"] != "Initializing" for one in answer["instances"])
 
 
 def _list_body(arguments: Json) -> Json:
@@ -336,6 +347,7 @@ OPERATIONS: tuple[Operation[Any], ...] = (
             description="Rent a virtual machine or a container; it costs from when it is ready until it is terminated.",
             arguments=RentTool,
             body=_rent_body,
+            then=Then("list_instances", _rented, _has_begun),
         ),
     ),
     Operation(

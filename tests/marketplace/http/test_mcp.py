@@ -13,10 +13,14 @@ import pytest
 from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
 
+from marketplace import mcp_tools
 from marketplace.http.app import MAX_BODY
 from marketplace.http.operation import Reads
+from marketplace.ledger.money import NANO
 from marketplace.mcp import McpEndpoint
+from marketplace.mcp_tools import McpTools
 from marketplace.operations import TABLE
+from tests.marketplace.rack import Rack
 
 if TYPE_CHECKING:
     from tests.marketplace.conftest import Caller, Office
@@ -154,6 +158,34 @@ def test_a_model_narrows_what_it_is_shown(site: Site) -> None:
     assert call(site, admin, "list_instance_types", {"max_cost_per_hour": -1}).is_error
     for scope, refused in (("Personal", False), ("Teams", False), ("Everybody", True)):
         assert call(site, admin, "list_instances", {"scope": scope}).is_error is refused
+
+
+def test_a_model_may_wait_for_the_machine_that_it_rents(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    rack = Rack(site.office)
+    node, ada = rack.node(), site.office.person(balance=1000 * NANO)
+    ask, looks = McpTools._ask, []
+
+    async def look(tools: McpTools, row: Any, request: Any, body: Any) -> Any:
+        if row.name == "instances.list":
+            looks.append(body["selector"]["ById"])
+            if len(looks) == 3:
+                await asyncio.to_thread(node.bring_up, looks[-1][0])
+        return await ask(tools, row, request, body)
+
+    monkeypatch.setattr(McpTools, "_ask", look)
+    monkeypatch.setattr(mcp_tools, "LOOK_S", 0)
+    wanted = {"instance_type": "h200.1", "image_url": "https://example.com/guest.raw"}
+    answer = call(site, ada, "rent_instance", {**wanted, "wait": True})
+    assert not answer.is_error, answer.content
+    ids = answer.structured_content["instance_ids"]
+    assert looks == [ids] * 3
+    (seen,) = json.loads(answer.content[1].text)["instances"]
+    assert (seen["id"], seen["status"]) == (ids[0], "Active")
+
+    at_once = call(site, ada, "rent_instance", wanted)
+    assert not at_once.is_error and len(at_once.content) == 1 and len(looks) == 3
+    assert call(site, ada, "rent_instance", {**wanted, "instance_type": "none", "wait": True}).is_error
+    assert len(looks) == 3
 
 
 def test_calls_count_against_the_operation_s_rate(site: Site) -> None:
