@@ -33,7 +33,7 @@ from marketplace.http.operation import (
     rate_limited,
 )
 from marketplace.http.principal import Principal, resolve
-from marketplace.store.db import Database, ReadUnit, WriteUnit
+from marketplace.store.db import ReadUnit, WriteUnit
 from marketplace.store.ids import new_id
 from marketplace.users import service as users
 
@@ -82,8 +82,10 @@ class Outgoing:
 class _Look:
     """A snapshot that is opened when somebody first looks: who calls, and what they see, is of one moment."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    def __init__(self, context: Context) -> None:
+        self.since = 0
+        """How many turns had ended before it was opened."""
+        self._context = context
         self._stack = ExitStack()
         self._unit: ReadUnit | None = None
 
@@ -91,7 +93,8 @@ class _Look:
     def unit(self) -> ReadUnit:
         """The snapshot."""
         if self._unit is None:
-            self._unit = self._stack.enter_context(self._database.read())
+            self.since = self._context.turns.ended
+            self._unit = self._stack.enter_context(self._context.database.read())
         return self._unit
 
     def close(self) -> None:
@@ -117,7 +120,7 @@ class Desk:
     def caller(self, incoming: Incoming) -> Principal | Outgoing:
         """Say who calls, where no operation is named yet; for nobody, the answer to send. Counted like a read, apart
         from the reads themselves."""
-        look = _Look(self._context.database)
+        look = _Look(self._context)
         try:
             return self._identify(incoming, "read", self._context.clock(), {}, look, bucket="door")
         except Refusal as refusal:
@@ -136,7 +139,7 @@ class Desk:
         named = incoming.headers.get(VERSION_HEADER.lower())
         parcel = Parcel({}, False, named) if operation.opaque else unpack(incoming.body, named)
         shown = parcel.version or operation.versions[-1] if parcel.enveloped else None
-        look = _Look(self._context.database)
+        look = _Look(self._context)
         try:
             return self._serve(operation, incoming, parcel, now, request_id, headers, look)
         except Refusal as refusal:
@@ -272,7 +275,7 @@ class Desk:
         overtaken: OvertakenError | None = None
         for _ in range(MAX_PLANS):
             try:
-                with self._context.turns.take(handler.turn(request), look.close):
+                with self._context.turns.take(handler.turn(request), look.close, look.since):
                     return self._plan_and_run(handler, call, request, look, work, repeated)
             except OvertakenError as error:
                 overtaken = error

@@ -28,13 +28,16 @@ class Turns:
     """Lines by what is planned in them. Safe to share between threads."""
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
+        self.ended = 0
+        """How many turns have ended, in whichever line."""
         self._patience_s = patience_s
         self._lock = threading.Lock()
         self._lines: dict[str, _Line] = {}
 
     @contextmanager
-    def take(self, what: str, let_go: Callable[[], None]) -> Iterator[None]:
-        """Have the turn. Who has to wait for it lets go of what they saw first: it will be old."""
+    def take(self, what: str, let_go: Callable[[], None], since: int | None = None) -> Iterator[None]:
+        """Have the turn. Who has to wait for it lets go of what they saw first: it will be old. So does who need not
+        wait, where turns have ended `since` they looked."""
         me = threading.get_ident()
         with self._lock:
             line = self._lines.setdefault(what, _Line())
@@ -44,6 +47,7 @@ class Turns:
                 line.holder = me
             elif turn is not None:
                 line.waiting.append(turn)
+            old = since is not None and self.ended != since
         try:
             if turn is not None:
                 try:
@@ -51,6 +55,8 @@ class Turns:
                     turn.wait(self._patience_s)
                 finally:
                     mine = self._leave(line, turn, me)
+            elif old:
+                let_go()
             yield
         finally:
             if mine:
@@ -67,6 +73,7 @@ class Turns:
 
     def _pass_on(self, what: str, line: _Line) -> None:
         with self._lock:
+            self.ended += 1
             if line.waiting:
                 line.holder = -1  # on its way: nobody comes in between
                 line.waiting.popleft().set()

@@ -58,3 +58,19 @@ def test_who_has_waited_for_long_goes_ahead_and_who_fails_lets_others_in() -> No
         with pytest.raises(ValueError, match="inside"), turns.take("a", nothing):
             raise ValueError("inside")
         assert turns._lines == {}
+
+
+def test_who_looked_before_a_turn_ended_looks_again() -> None:
+    turns, dropped = Turns(60), []
+
+    def come(since: int) -> None:
+        with turns.take("a", lambda: dropped.append(since), since):
+            pass
+
+    before = turns.ended
+    come(before)
+    assert dropped == [], "nothing has happened meanwhile"
+    come(before)
+    assert dropped == [before] and turns.ended == before + 2
+    come(turns.ended)
+    assert dropped == [before]
