@@ -28,7 +28,9 @@ from engine.weights.errors import WeightsError
 from engine.weights.sources import ModelSource
 from engine.wire import Submit, pack_tokens, unpack_tokens
 from kernels.fallback import TorchOps
+from tests.engine import lives
 from tests.engine.conftest import Bench, FakeModel, FakeShape, fake_next
+from tests.engine.lives import Job, assert_the_same, jobs, prompt
 from tests.engine.tiny_models import VOCAB, tiny_checkpoint
 
 OPS = TorchOps()
@@ -86,10 +88,6 @@ def bench_of(
     )  # fmt: skip
     assert core.snapshot().kv_pages_total == pages
     return Bench(core, model), draft
-
-
-def prompt(n: int, start: int = 0) -> list[int]:
-    return [(start + 7 * i) % 50 for i in range(n)]
 
 
 def test_a_draft_that_is_the_model_is_always_right(alone: Callable[..., list[int]]) -> None:
@@ -188,17 +186,10 @@ def test_what_stands_of_a_draft_is_kept() -> None:
     assert guesser.probability == 0, "longer than the draft can read"
 
 
-jobs = st.lists(
-    st.tuples(st.integers(1, 40), st.integers(1, 24), st.integers(0, 5), st.sampled_from(["", "", "abort", "stop"])),
-    min_size=1,
-    max_size=6,
-)
-
-
 @settings(max_examples=15, deadline=None)
 @given(jobs, st.sets(st.integers(0, 6)), st.integers(1, 9), st.booleans(), st.integers(5, 12))
 def test_any_draft_leaves_every_answer_as_it_is(
-    wanted: list[tuple[int, int, int, str]], wrong: set[int], tokens: int, late: bool, pages: int
+    wanted: list[Job], wrong: set[int], tokens: int, late: bool, pages: int
 ) -> None:
     """Random arrivals, few pages (so: preemption), cached prefixes, aborts, stop tokens, drawn tokens."""
 
@@ -207,28 +198,10 @@ def test_any_draft_leaves_every_answer_as_it_is(
             draft, pages=pages, max_context=64, max_running=3, step_tokens=24, speculate_tokens=tokens,
             device=ScriptedDevice() if late else None,
         )  # fmt: skip
-        for i, (length, most, steps, how) in enumerate(wanted):
-            params: dict[str, Any] = {"max_tokens": most}
-            if how == "stop":
-                params["stop_token_ids"] = tuple(range(0, 60, 9))
-            if i % 3 == 2:
-                params |= {"temperature": 0.5, "seed": i}
-            bench.submit(str(i), prompt(length, i % 2), **params)
-            for _ in range(steps):
-                bench.step()
-                bench.core.check()
-            if how == "abort":
-                bench.core.abort(str(i))
-        return bench.drain()
+        return lives.play(bench, wanted)
 
     plain, said = play(None), play(lambda position: position % 7 in wrong)
-    for name, one in plain.items():
-        other = said[name]
-        shorter = min(len(one.tokens), len(other.tokens))
-        assert other.tokens[:shorter] == one.tokens[:shorter]
-        assert other.ends == one.ends or "abort" in (*other.ends, *one.ends)
-        if other.ends == one.ends != ["abort"]:
-            assert other.tokens == one.tokens
+    assert_the_same(plain, said)
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,8 @@ from engine.device import CpuDevice, ScriptedDevice
 from engine.request import Request
 from engine.sampling_params import SamplingParams
 from engine.speculative import NGRAM, Lookup, depth, expected, standing
+from tests.engine import lives
+from tests.engine.lives import Job, assert_the_same, jobs, prompt
 
 Alone = Callable[[Sequence[int], int], list[int]]
 Make = Callable[..., Any]
@@ -124,10 +126,6 @@ class Prophet:
         return [token if true else (token + 1) % 60 for token, true in zip(right, said, strict=True)]
 
 
-def prompt(n: int, start: int = 0) -> list[int]:
-    return [(start + 7 * i) % 50 for i in range(n)]
-
-
 @pytest.mark.parametrize(
     ("device", "sizes", "right"), [(CpuDevice, [5, 5, 5, 5], 12), (ScriptedDevice, [5, 1, 5, 5, 4], 11)]
 )
@@ -197,21 +195,12 @@ def test_logits_that_are_not_finite_end_an_answer_behind_right_guesses(make_benc
     assert (said.tokens, said.ends) == (alone(prompt(5), 8), ["error"])
 
 
-jobs = st.lists(
-    st.tuples(
-        st.integers(1, 40), st.integers(1, 24), st.integers(0, 5), st.sampled_from(["", "", "abort", "stop", "min"])
-    ),
-    min_size=1,
-    max_size=6,
-)
-
-
 @settings(max_examples=25, deadline=None)
 @given(jobs, st.lists(st.booleans(), min_size=1, max_size=7), st.integers(1, 9), st.booleans(), st.integers(5, 12))
 def test_any_guesses_leave_every_answer_as_it_is(
     make_bench: Make,
     alone: Alone,
-    wanted: list[tuple[int, int, int, str]],
+    wanted: list[Job],
     pattern: list[bool],
     tokens: int,
     late: bool,
@@ -224,33 +213,11 @@ def test_any_guesses_leave_every_answer_as_it_is(
             pages=pages, max_context=64, max_running=3, step_tokens=24, device=ScriptedDevice() if late else None,
             **settings,
         )  # fmt: skip
-        for i, (length, most, steps, how) in enumerate(wanted):
-            params: dict[str, Any] = {"max_tokens": most}
-            if how == "stop":
-                params["stop_token_ids"] = tuple(range(0, 60, 9))
-            if how == "min":
-                params |= {"stop_token_ids": tuple(range(0, 60, 4)), "min_tokens": most, "logprobs": 1}
-            if i % 3 == 2:
-                params |= {"temperature": 0.5, "seed": i}
-            bench.submit(str(i), prompt(length, i % 2), **params)
-            for _ in range(steps):
-                bench.step()
-                bench.core.check()
-            if how == "abort":
-                bench.core.abort(str(i))
-                bench.core.check()
-        return bench.drain()
+        return lives.play(bench, wanted)
 
     plain = play()
     said = play(speculate="lookup", speculate_tokens=tokens, guesser=lambda r: Prophet(r, alone, pattern))
-    for name, one in plain.items():
-        other = said[name]
-        shorter = min(len(one.tokens), len(other.tokens))
-        assert other.tokens[:shorter] == one.tokens[:shorter]
-        assert other.logprobs[:shorter] == one.logprobs[:shorter]
-        assert other.ends == one.ends or "abort" in (*other.ends, *one.ends)
-        if other.ends == one.ends != ["abort"]:
-            assert other.tokens == one.tokens
+    assert_the_same(plain, said)
 
 
 def test_what_is_drawn_behind_a_right_guess_has_the_models_distribution(make_bench: Make) -> None:
