@@ -17,7 +17,7 @@ READ_AHEAD = 64 * 1024
 """Bytes of a body that are taken before the application asks for them."""
 _BODILESS = frozenset({204, 304})
 _STATUS_LINES = {
-    status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode("ascii")) for status in HTTPStatus
+    status.value: b"HTTP/1.1 %d %b" % (status.value, status.phrase.encode("ascii")) for status in HTTPStatus
 }
 
 
@@ -102,7 +102,7 @@ class Turn:
         in it is a ValueError, and nothing is set."""
         if self.begun:
             raise RuntimeError("the response has begun already")
-        parts, length = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status], -1
+        lines, length = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d " % status], -1
         # Who was never told to send the body may send something else.
         keep = self.keep and (self.whole or not self.expects)
         for name, value in (*self._wire.default_headers(), *headers):
@@ -113,17 +113,18 @@ class Turn:
                 continue
             elif name == b"transfer-encoding":
                 continue  # how a body is framed is decided here
-            parts += (name, b": ", value, b"\r\n")
+            lines.append(b"%b: %b" % (name, value))
         mute = self.scope["method"] == "HEAD" or status in _BODILESS
         chunked = not mute and length < 0 and self.scope["http_version"] == "1.1"
         if chunked:
-            parts.append(b"transfer-encoding: chunked\r\n")
+            lines.append(b"transfer-encoding: chunked")
         elif not mute and length < 0:
             keep = False  # an old client knows the end of the body by the end of the connection
-        parts.append(b"\r\n" if keep else b"connection: close\r\n\r\n")
-        head = b"".join(parts)
-        lines = 1 + (len(parts) - 2 - chunked) // 4 + chunked + (1 if keep else 2)
-        if head.count(b"\n") != lines or head.count(b"\r") != lines or b"\0" in head:
+        if not keep:
+            lines.append(b"connection: close")
+        head = b"\r\n".join(lines) + b"\r\n\r\n"
+        ends = len(lines) + 1
+        if head.count(b"\n") != ends or head.count(b"\r") != ends or b"\0" in head:
             raise ValueError("a header of the response has a line break in it")
         self.begun, self.keep, self._head = True, keep, head
         self._mute, self._chunked, self._left = mute, chunked, length
@@ -132,29 +133,26 @@ class Turn:
         """Write a piece of the body, and the head before the first; with nothing, the head alone."""
         if not self.begun or self.over:
             raise RuntimeError("there is no response to write to")
-        framed = self._framed(data)
-        if self._head is not None:
-            framed, self._head = self._head + framed, None
-        if framed and not self.gone:
-            self._wire.put(framed)
+        self._put(self._framed(data))
 
     def end(self, data: bytes = b"") -> None:
         """Write the last piece. A body that is not as long as was announced closes the connection: RuntimeError."""
         if not self.begun or self.over:
             raise RuntimeError("there is no response to end")
         framed = self._framed(data)
-        if self._head is not None:
-            framed, self._head = self._head + framed, None
-        if self._chunked:
-            framed += b"0\r\n\r\n"
         self.over = True
-        if framed and not self.gone:
-            self._wire.put(framed)
+        self._put(framed + b"0\r\n\r\n" if self._chunked else framed)
         if self._left > 0 and not self._mute:
             self._wire.abort()
             raise RuntimeError(f"the body lacks {self._left} bytes of what its head announced")
         self._news.set()
         self._wire.ended(self)
+
+    def _put(self, framed: bytes) -> None:
+        if self._head is not None:
+            framed, self._head = self._head + framed, None
+        if framed and not self.gone:
+            self._wire.put(framed)
 
     def _framed(self, data: bytes) -> bytes:
         if self._mute or not data:
