@@ -12,6 +12,15 @@ import uvicorn
 
 from gateway.http.burst import Burst
 from gateway.http.connection import Connection, ServerState
+from gateway.inference import errors
+from gateway.inference.errors import ApiError
+
+
+def error_body(status: int, message: str) -> bytes:
+    """The body of an error that no route answers, in the shape of every other."""
+    if status >= 500:
+        return errors.internal(message).body("")
+    return ApiError(status, message, code="invalid_request").body("")
 
 
 class FrontProtocol(Connection):
@@ -31,6 +40,7 @@ class FrontProtocol(Connection):
             config.loaded_app,
             server_state,
             self.burst,
+            error_body,
             keep_alive_s=config.timeout_keep_alive,
             loop=_loop or asyncio.get_running_loop(),
         )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Protocol, cast
 from urllib.parse import unquote
 
@@ -18,8 +19,6 @@ import httptools
 
 from gateway.http.burst import Burst
 from gateway.http.turn import Turn
-from gateway.inference import errors
-from gateway.inference.errors import ApiError
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +27,12 @@ HEAD_BYTES = 64 * 1024
 HEAD_SECONDS = 30.0
 """A connection that has not sent a whole request head for this long is closed."""
 _FRAMING = (b"content-length", b"transfer-encoding")
+
+
+DEFECT = "The server had an error while processing your request."
+"""What is said of a defect of an application, which is in the log."""
+Complain = Callable[[int, str], bytes]
+"""The JSON body of an error, from its status and what is wrong."""
 
 
 class Application(Protocol):
@@ -54,6 +59,7 @@ class Connection(asyncio.Protocol):
         app: Application,
         state: ServerState,
         burst: Burst,
+        complain: Complain,
         *,
         keep_alive_s: float,
         loop: asyncio.AbstractEventLoop,
@@ -64,6 +70,7 @@ class Connection(asyncio.Protocol):
         self._app = app
         self._state = state
         self._burst = burst
+        self._complain = complain
         self._keep_alive_s = keep_alive_s
         self._loop = loop
         self._parser: Any = self._new_parser()
@@ -293,7 +300,10 @@ class Connection(asyncio.Protocol):
             if turn.begun:
                 self._transport.abort()  # who reads it must not take it for whole
             else:
-                _answer(turn, errors.internal())
+                body = self._complain(500, DEFECT)
+                shape = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+                turn.begin(500, shape)
+                turn.end(body)
 
     # -- heads that are too large, too slow, or none -----------------------------------------------
 
@@ -317,7 +327,7 @@ class Connection(asyncio.Protocol):
             self._say_no(message)
 
     def _say_no(self, message: str) -> None:
-        body = ApiError(400, message, code="invalid_request").body("")
+        body = self._complain(400, message)
         head = (
             b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
             b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body)
@@ -360,12 +370,6 @@ class _Body:
         if not self._ended:
             self._ended = True
             self._connection.body_ended()
-
-
-def _answer(turn: Turn, error: ApiError) -> None:
-    body = error.body("")
-    turn.begin(error.status, [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))])
-    turn.end(body)
 
 
 def _target(url: bytes) -> tuple[str, bytes]:

@@ -12,6 +12,7 @@ import httptools
 
 from gateway.http.burst import Burst
 from gateway.http.connection import Connection
+from gateway.server import error_body
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
 Step = Callable[["Client"], Awaitable[None]]
@@ -110,7 +111,7 @@ class Client:
         )
         self.burst = Burst()
         loop: Any = self.loop  # as much of one as it uses
-        self.connection = Connection(app, self.state, self.burst, keep_alive_s=keep_alive_s, loop=loop)
+        self.connection = Connection(app, self.state, self.burst, error_body, keep_alive_s=keep_alive_s, loop=loop)
         self.connection.connection_made(self.transport)
 
     async def feed(self, *pieces: bytes) -> None:
