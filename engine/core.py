@@ -139,7 +139,9 @@ class EngineCore:
         )
         self._pacer = Pacer(self._first_tokens.times) if config.just_in_time and self._ahead else None
         self._adapters = adapters_of(model)
-        self._intake = Intake(shape.vocab_size, plan.max_context, steps.max_edits, shape.eos_token_ids)
+        self._intake = Intake(
+            shape.vocab_size, plan.max_context, steps.max_edits, shape.eos_token_ids, embeds=self.dimensions > 0
+        )
         self._live: dict[str, Request] = {}
         self.ended = EndedRequests(config.usage_retention_s)
         self._arrivals = 0

@@ -25,6 +25,8 @@ class Intake:
     max_edits: int | None
     """most entries of logit_bias and tokens that end an answer together; None: any number"""
     eos_ids: tuple[int, ...]
+    embeds: bool = False
+    """the model gives vectors, and no token behind its prompt"""
 
     def read(self, submit: Submit) -> array[int]:
         """Return the prompt's tokens. Raises UnfitError for what cannot be served."""
@@ -40,6 +42,9 @@ class Intake:
             params.verify(self.vocab_size)
         except ValueError as error:
             raise UnfitError("invalid", str(error)) from error
+        if self.embeds and params.max_tokens != 1:
+            text = f"max_tokens must be 1 for a model that embeds, which generates nothing, not {params.max_tokens}"
+            raise UnfitError("invalid", text)
         if len(prompt) >= self.max_context:
             raise UnfitError(
                 "too_long",

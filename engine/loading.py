@@ -212,8 +212,9 @@ def warm_up(
     # An automatic cache takes a share of what is free, so this much free memory gives a few hundred tokens.
     core = EngineCore(small, model, ops, device=device, free_bytes=per_token * 4 * length * 8, draft=draft)
     prompt = pack_tokens(i % model.config.vocab_size for i in range(length // 2))
+    tokens = 1 if isinstance(model, Embedder) else 4
     for name, temperature in (("greedy", 0.0), ("sampled", 1.0)):
-        params = SamplingParams(max_tokens=4, temperature=temperature, ignore_eos=True, logprobs=0)
+        params = SamplingParams(max_tokens=tokens, temperature=temperature, ignore_eos=True, logprobs=0)
         refused = core.submit(Submit(request_id=name, prompt=prompt, params=params))
         if refused is not None:
             raise ValueError(f"the warm-up request was refused: {refused.message}")

@@ -130,6 +130,27 @@ def test_a_text_may_fill_the_context_and_no_more(tmp_path: Path) -> None:
     assert refused is not None and refused.code == "too_long"
 
 
+@pytest.mark.parametrize("device", [CpuDevice, ScriptedDevice])
+def test_who_asks_for_tokens_is_refused_and_guesses_are_not_made(device: type[Device], tmp_path: Path) -> None:
+    """A text that repeats itself, of which one token is left to compute: it looks like a decode."""
+    core = engine(checkpoint(tmp_path), device=device(), speculate="lookup")
+    text = pack_tokens(([3, 4, 5, 6] * 9)[:33])
+    for turn in range(2):
+        ask = Submit(request_id=f"tokens {turn}", prompt=text, params=SamplingParams(max_tokens=8))
+        refused = core.submit(ask)
+        assert refused is not None and (refused.code, refused.message) == (
+            "invalid", "max_tokens must be 1 for a model that embeds, which generates nothing, not 8",
+        )  # fmt: skip
+        for name in "ab":
+            one = Submit(request_id=f"{name} {turn}", prompt=text, params=SamplingParams(max_tokens=1))
+            assert core.submit(one) is None
+        ends = []
+        while core.has_work():
+            ends += core.step()
+        assert [(end.finish_reason, len(end.vector or b"")) for end in ends] == [("stop", 4 * 32)] * 2
+    core.check()
+
+
 def test_a_vector_that_is_not_finite_is_an_error(tmp_path: Path) -> None:
     core = engine(checkpoint(tmp_path))
     assert isinstance(core.model, Embedder)
