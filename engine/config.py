@@ -99,9 +99,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     waits for ever.
     """
     flash_prefill: Literal["auto", "on", "off"] = "auto"
-    """Attention of steps with a long prompt by FlashAttention (flash-attn, or torch's own): auto where it is there and
-    was measured at the start to be faster, on for every step with a prompt. On CPUs auto is off, and on is for tests,
-    with graphs on.
+    """Attention of steps with a long prompt by FlashAttention (flash-attn, or torch's own): auto where it is there,
+    takes the KV cache's type (16 bits, that of the activations) and was measured at the start to be faster; on for
+    every step with a prompt, or a refusal to start. On CPUs auto is off, and on is for tests, with graphs on.
     """
     split_keys: bool = True
     """Cut long sequences along their keys where a step has few of them, so that a GPU is busy; on CPUs of no effect."""

@@ -117,24 +117,29 @@ class LongPrefills:
 
 
 def long_prefills(
-    config: EngineConfig, model: object, kv: KVTensors, device: str, costs: Callable[[Library, Attention], Costs]
+    config: EngineConfig,
+    model: object,
+    kv: KVTensors,
+    device: str,
+    costs: Callable[[Library, Attention], Costs],
+    *,
+    activations: torch.dtype,
 ) -> LongPrefills | None:
-    """Which steps go by a library, if any. costs: measures, for a layer. Raises ValueError naming the setting."""
+    """Which steps go by a library, if any. costs: measures, for a layer; activations: their type. Raises ValueError
+    naming the setting."""
     wanted = config.flash_prefill
     if wanted == "off" or (wanted == "auto" and (device == "cpu" or config.deterministic)):
         return None
     if config.deterministic:
         raise ValueError("flash_prefill must not be on in deterministic mode: a row would depend on its step")
-    if kv.keys[0].dtype == torch.float8_e4m3fn:
-        if wanted == "on":
-            raise ValueError("flash_prefill is on, but no library reads a KV cache of kv_dtype fp8")
-        return None
     by = library(device)
     layers = [one for one in model.attentions if _can(by, one)] if isinstance(model, HasAttentions) else []
-    if by is None or not layers:
+    why = _in_the_way(by, kv.keys[0].dtype, activations) or ("" if layers else "can do no layer of this model")
+    if by is None or why:
+        reason = f"{by.name} {why}" if by is not None else why
         if wanted == "on":
-            why = "no FlashAttention is installed" if by is None else f"{by.name} can do no layer of this model"
-            raise ValueError(f"flash_prefill is on, but {why}")
+            raise ValueError(f"flash_prefill is on, but {reason}")
+        log.info("long prompts stay with the paged kernels: %s", reason)
         return None
     if wanted == "on":
         return LongPrefills(by, kv, len(layers), None)
@@ -143,6 +148,21 @@ def long_prefills(
         log.info("long prompts stay with the paged kernels: %s is not faster here", by.name)
         return None
     return LongPrefills(by, kv, len(layers), found)
+
+
+def _in_the_way(by: Library | None, cache: torch.dtype, activations: torch.dtype) -> str:
+    """Why a library takes no queries of this type with a cache of that one; empty where it does."""
+    if by is None:
+        return "no FlashAttention is installed"
+    types = f"{_name(activations)} queries with a {_name(cache)} KV cache (kv_dtype)"
+    if cache != activations:
+        return f"takes no {types}: the types must be the same"
+    return "" if not by.types or activations in by.types else f"takes no {types}"
+
+
+def _name(kind: torch.dtype) -> str:
+    """As the settings name it."""
+    return "fp8" if kind == torch.float8_e4m3fn else str(kind).removeprefix("torch.")
 
 
 def _can(by: Library | None, layer: Attention) -> bool:

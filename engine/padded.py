@@ -101,6 +101,11 @@ class PaddedSteps:
         """What recording took, and who does the attention of long prompts."""
         return self._graphs.summary if self._long is None else f"{self._graphs.summary}; {self._long.summary}"
 
+    @property
+    def activations(self) -> torch.dtype:
+        """Type of the model's activations."""
+        return self._hidden.dtype
+
     def take_long(self, long: LongPrefills | None) -> None:
         """From now on steps with long prompts go by a library where that pays; None: no step does."""
         self._long = long

@@ -59,7 +59,7 @@ def make_steps(
         raise ValueError("graphs need kernels that take padding: triton, or reference on a CPU, not the native ones")
     if not on_gpu:
         steps = _padded(config, model, ops, kv, EagerGraphs(), "cpu", vocab_size, max_running, max_context, max_seqs)
-        steps.take_long(long_prefills(config, model, kv, "cpu", _unmeasured))
+        steps.take_long(long_prefills(config, model, kv, "cpu", _unmeasured, activations=steps.activations))
         return steps
     from engine.cuda import CudaDevice, device_seconds, launch_seconds
     from engine.distributed import TeamDevice
@@ -76,11 +76,11 @@ def make_steps(
         def costs(by: Library, layer: Attention) -> Costs:
             return measure(
                 ops, by, kv, num_heads=layer.q_heads, scale=layer.scale, step_tokens=config.step_tokens,
-                max_context=max_context, dtype=kv.keys[0].dtype, seconds=device_seconds,
+                max_context=max_context, dtype=steps.activations, seconds=device_seconds,
                 launch_s=launch_seconds(steps.launch),
             )  # fmt: skip
 
-        steps.take_long(long_prefills(config, model, kv, device.name, costs))
+        steps.take_long(long_prefills(config, model, kv, device.name, costs, activations=steps.activations))
         return steps
 
 

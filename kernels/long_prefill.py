@@ -16,6 +16,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+TENSOR_CORE_TYPES = (torch.float16, torch.bfloat16)
+"""What FlashAttention takes."""
 GATHER_BYTES = 128 << 20
 """Most that a layer's gathered keys and values may take: as much is left beside the KV cache, and no more."""
 
@@ -48,6 +50,8 @@ class Library:
     attend: Varlen
     softcap: bool
     """It can bound scores"""
+    types: tuple[torch.dtype, ...] = ()
+    """Types of numbers that it takes; empty: any"""
 
 
 def library(device: str) -> Library | None:
@@ -66,7 +70,7 @@ def library(device: str) -> Library | None:
         )  # fmt: skip
         return mixed
 
-    return Library("flash-attn", attend, softcap=True)
+    return Library("flash-attn", attend, softcap=True, types=TENSOR_CORE_TYPES)
 
 
 def _of_torch() -> Library | None:
@@ -83,7 +87,7 @@ def _of_torch() -> Library | None:
         )  # fmt: skip
         return mixed
 
-    return Library("torch's varlen attention", attend, softcap=False)
+    return Library("torch's varlen attention", attend, softcap=False, types=TENSOR_CORE_TYPES)
 
 
 def definition(q: Tensor, k: Tensor, v: Tensor, spans: Spans, scale: float, softcap: float) -> Tensor:

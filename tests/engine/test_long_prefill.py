@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from engine.batch import KVTensors
 from engine.config import EngineConfig
 from engine.long_prefill import Attention, Costs, LongPrefills, long_prefills, measure, seen
-from kernels.long_prefill import Library, definition, library
+from kernels.long_prefill import TENSOR_CORE_TYPES, Library, definition, library
 from kernels.reference import ReferenceOps
 
 
@@ -42,10 +43,8 @@ FAST = Costs(paged_s=3e-9, library_s=1e-9, gather_s=1e-6, launch_s=2e-3)
 LIBRARY = Library("a library", definition, softcap=False)
 
 
-def cache() -> KVTensors:
-    return KVTensors.allocate(
-        layers=1, num_pages=8, kv_heads=2, page_size=16, head_dim=8, dtype=torch.float32, device="cpu"
-    )
+def cache(kind: torch.dtype = torch.float32) -> KVTensors:
+    return KVTensors.allocate(layers=1, num_pages=8, kv_heads=2, page_size=16, head_dim=8, dtype=kind, device="cpu")
 
 
 @dataclass
@@ -72,7 +71,7 @@ def choose(
         assert layer.window == 0, "a layer that it can do"
         return costs
 
-    return long_prefills(EngineConfig(**settings), model, cache(), "cuda", measured)
+    return long_prefills(EngineConfig(**settings), model, cache(), "cuda", measured, activations=torch.float32)
 
 
 def test_a_gpu_decides_by_what_it_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,17 +94,37 @@ def test_layers_that_it_cannot_do_do_not_count(monkeypatch: pytest.MonkeyPatch) 
         choose(monkeypatch, Model(others), flash_prefill="on")
 
 
-def test_a_cache_of_8_bits_stays_with_the_paged_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No library takes it, so that nothing can be measured with it either."""
-    monkeypatch.setattr("engine.long_prefill.library", lambda device: LIBRARY)
-    kv = KVTensors([torch.zeros(8, 2, 16, 8, dtype=torch.float8_e4m3fn)], [], 16)
+@pytest.mark.parametrize(
+    ("activations", "kept", "refusal"),
+    [
+        (torch.bfloat16, torch.float8_e4m3fn, "bfloat16 queries with a fp8 KV cache (kv_dtype): the types must be the"),
+        (torch.bfloat16, torch.float16, "bfloat16 queries with a float16 KV cache (kv_dtype): the types must be the"),
+        (torch.float32, torch.float32, "float32 queries with a float32 KV cache (kv_dtype)"),
+        (torch.bfloat16, torch.bfloat16, ""),
+        (torch.float16, torch.float16, ""),
+    ],
+)
+def test_a_cache_that_no_library_takes_stays_with_the_paged_kernels(
+    monkeypatch: pytest.MonkeyPatch, activations: torch.dtype, kept: torch.dtype, refusal: str
+) -> None:
+    """Nothing can be measured with it either."""
+    by = Library("a library", definition, softcap=False, types=TENSOR_CORE_TYPES)
+    monkeypatch.setattr("engine.long_prefill.library", lambda device: by)
 
-    def measured(by: Library, layer: Attention) -> Costs:
-        raise AssertionError("queries of 8 bits")
+    def choose(wish: Literal["auto", "on"]) -> LongPrefills | None:
+        def measured(by: Library, layer: Attention) -> Costs:
+            assert not refusal, "asked for what it does not take"
+            return FAST
 
-    assert long_prefills(EngineConfig(kv_dtype="fp8"), Model(), kv, "cuda", measured) is None
-    with pytest.raises(ValueError, match=r"flash_prefill is on, but .* fp8"):
-        long_prefills(EngineConfig(kv_dtype="fp8", flash_prefill="on"), Model(), kv, "cuda", measured)
+        config = EngineConfig(flash_prefill=wish)
+        return long_prefills(config, Model(), cache(kept), "cuda", measured, activations=activations)
+
+    assert (choose("auto") is None) == bool(refusal)
+    if refusal:
+        with pytest.raises(ValueError, match=re.escape(f"flash_prefill is on, but a library takes no {refusal}")):
+            choose("on")
+    else:
+        assert choose("on") is not None
 
 
 def flight(work: list[tuple[int, int]], *, same: bool = False, guesses: int = 0) -> Any:

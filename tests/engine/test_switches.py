@@ -150,6 +150,10 @@ def test_a_library_that_cannot_be_had_is_refused(model: CausalLM, monkeypatch: p
         serve(model, flash_prefill="on")
     with pytest.raises(ValueError, match="flash_prefill must not be on in deterministic mode"):
         serve(model, graphs="on", flash_prefill="on", deterministic=True)
+    with pytest.raises(
+        ValueError, match=r"the definition takes no float32 queries with a float16 KV cache \(kv_dtype\)"
+    ):
+        serve(model, graphs="on", flash_prefill="on", kv_dtype="float16")
     monkeypatch.setattr("engine.long_prefill.library", lambda device: None)
     with pytest.raises(ValueError, match="flash_prefill is on, but no FlashAttention is installed"):
         serve(model, graphs="on", flash_prefill="on")

@@ -83,6 +83,7 @@ def test_flash_attn_is_asked_as_it_wants_to_be(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "flash_attn", module)
     found = library("cuda")
     assert found is not None and found.name == "flash-attn" and found.softcap
+    assert found.types == (torch.float16, torch.bfloat16)
     case = paged([(3, 9)], 2)
     plan = LongPrefill(found, [3], [9], case["table"], 16)
     mixed = plan.attend(case["q"], case["keys"], case["values"], 0.25, 2.0)
@@ -104,7 +105,7 @@ def test_without_flash_attn_torch_s_own_is_taken_with_its_own_arguments(monkeypa
     monkeypatch.setitem(sys.modules, "flash_attn", None)  # importing it fails, as where it is not installed
     monkeypatch.setattr(varlen, "varlen_attn", varlen_attn)
     found = library("cuda")
-    assert found is not None and not found.softcap
+    assert found is not None and not found.softcap and found.types == (torch.float16, torch.bfloat16)
     case = paged([(3, 9)], 2)
     LongPrefill(found, [3], [9], case["table"], 16).attend(case["q"], case["keys"], case["values"], 0.25, 0.0)
     assert asked == {"scale": 0.25, "window_size": (-1, 0), "enable_gqa": True}
