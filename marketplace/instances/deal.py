@@ -19,6 +19,7 @@ from marketplace.instances.standing import Standing, standing
 from marketplace.instances.wire import (
     ByInstanceTypeAndLocation,
     ByNodeWithResources,
+    ManualNuma,
     NewReservation,
     RentRequest,
     Resources,
@@ -94,7 +95,21 @@ def _variant(board: Board, request: RentRequest) -> Variant | None:
     found = board.variants.get(selector.wanted.instance_type)
     if found is None:
         raise Refusal(Code.INSTANCE_TYPE_NOT_FOUND, "There is no such variant on offer.", param="selector")
+    _check_policy(found, request)
     return found
+
+
+def _check_policy(variant: Variant, request: RentRequest) -> None:
+    """A variant has its policy and its price: one that is named with it can only be the same."""
+    if request.cpu_sharing_policy in (None, variant.cpu_policy):
+        return
+    reserved = request.cpu_sharing_policy == "Shared" and variant.mig_profile is None
+    raise Refusal(
+        Code.SHARED_POLICY_RESERVED if reserved else Code.VALIDATION_FAILED,
+        f"cpu_sharing_policy: {variant.name} has {variant.cpu_policy} CPUs, not {request.cpu_sharing_policy}; "
+        "leave it out, or choose another variant",
+        param="cpu_sharing_policy",
+    )
 
 
 def _wanted(
@@ -114,14 +129,10 @@ def _wanted(
     node_id, places = _where_its_disks_are(unit, request, mine, within, node_id, _places(board, selector), call.now)
     if within.ports:
         places = _where_ports_are(unit, board, request, within, node_id, places)
-    manual = request.manual_numa_config
-    if isinstance(selector, ByNodeWithResources):
-        manual = selector.wanted.resources.manual_numa_config or manual
-    if manual is not None and not _is_admin(call):
-        raise Refusal(Code.PERMISSION_DENIED, "Only admins choose CPUs and GPUs.", param="manual_numa_config")
     shape: Any = variant
     if isinstance(selector, ByNodeWithResources):
         shape = _custom(selector.wanted.resources)
+    manual = _chosen(call, request, shape)
     return Wanted(
         kind=within.kind,
         gpus=shape.gpu_count,
@@ -140,9 +151,43 @@ def _wanted(
         require_coverage=request.require_quota_coverage,
         operates=frozenset() if node_id is None else _operates(call, unit),
         image_tags=frozenset() if request.reuse_environment_id else within.image_tags,
-        gpu_numbers=None if manual is None or manual.gpu_indices is None else tuple(manual.gpu_indices),
-        cpu_ids=None if manual is None or manual.cpu_ids is None else tuple(manual.cpu_ids),
+        gpu_numbers=None if manual.gpu_indices is None else tuple(manual.gpu_indices),
+        cpu_ids=None if manual.cpu_ids is None else tuple(manual.cpu_ids),
     )
+
+
+def _chosen(call: Call, request: RentRequest, shape: Any) -> ManualNuma:
+    """The threads and GPUs that an admin chose, as far as they did. Refusal for GPUs that are not as many as it has."""
+    manual, where = request.manual_numa_config, "manual_numa_config"
+    if isinstance(request.selector, ByNodeWithResources):
+        own = request.selector.wanted.resources.manual_numa_config
+        if own is not None:
+            manual, where = own, "selector.ByNodeWithResources.resources.manual_numa_config"
+    if manual is None:
+        return ManualNuma()
+    if not _is_admin(call):
+        raise Refusal(Code.PERMISSION_DENIED, "Only admins choose CPUs and GPUs.", param="manual_numa_config")
+    wrong = _wrong_gpus(manual.gpu_indices, shape)
+    if wrong:
+        param = f"{where}.gpu_indices"
+        raise Refusal(Code.VALIDATION_FAILED, f"{param}: {wrong}", param=param)
+    return manual
+
+
+def _wrong_gpus(indices: list[int] | None, shape: Any) -> str:
+    """What is wrong with GPUs that were named for a shape; empty where nothing is."""
+    if not indices and (indices is None or not shape.gpu_count):
+        return ""
+    named = len(indices)
+    if len(set(indices)) != named:
+        return "each GPU once"
+    if not shape.gpu_count:
+        return f"what is rented has no GPU, and {named} named"
+    if shape.mig_profile is not None and 1 <= named <= shape.gpu_count:
+        return ""  # parts of one GPU may lie on it together
+    if named != shape.gpu_count:
+        return f"what is rented has {shape.gpu_count} of them, and {named} named"
+    return ""
 
 
 def _operates(call: Call, unit: ReadUnit) -> frozenset[str] | None:

@@ -240,7 +240,7 @@ def choose_gpus(node: NodeView, wanted: Wanted) -> tuple[Slices, ...] | str:
     if not wanted.gpus:
         return ()
     if wanted.mig_profile is not None:
-        return _mig(node, wanted.mig_profile, wanted.gpus)
+        return _mig(node, wanted.mig_profile, wanted.gpus, wanted.gpu_numbers)
     fitting = [gpu for gpu in node.gpus if gpu.free and not gpu.mig_enabled and loads(gpu.modules, wanted.image_tags)]
     if wanted.gpu_numbers is not None:
         fitting = [gpu for gpu in fitting if gpu.number in wanted.gpu_numbers]
@@ -309,11 +309,13 @@ def _around(free: Mapping[int, GpuView], start: int, count: int) -> int:
     return size
 
 
-def _mig(node: NodeView, profile: str, count: int) -> tuple[Slices, ...] | str:
-    """MIG instances: on GPUs that are split already, the fullest first; then one that is wholly free is split."""
+def _mig(node: NodeView, profile: str, count: int, numbers: tuple[int, ...] | None) -> tuple[Slices, ...] | str:
+    """MIG instances: on GPUs that are split already, the fullest first; then one that is wholly free is split. Only on
+    GPUs of these numbers, if any are named."""
     found: list[Slices] = []
     busy: dict[str, set[int]] = {gpu.id: set(gpu.rented | gpu.leased) for gpu in node.gpus}
-    offering = [gpu for gpu in node.gpus if gpu.usable and profile in gpu.profiles]
+    asked = [gpu for gpu in node.gpus if numbers is None or gpu.number in numbers]
+    offering = [gpu for gpu in asked if gpu.usable and profile in gpu.profiles]
     split = sorted((gpu for gpu in offering if gpu.split), key=lambda gpu: (-len(busy[gpu.id]), gpu.pci_slot))
     whole = [gpu for gpu in offering if not gpu.split and not busy[gpu.id]]
     offers = [(gpu, gpu.profiles[profile]) for gpu in (*split, *sorted(whole, key=lambda gpu: gpu.pci_slot))]

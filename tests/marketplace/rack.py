@@ -116,20 +116,17 @@ class Rack:
                 ),
                 office.clock(),
             )
-            for count in (0, 1, 2, 4):
-                catalog.add_variant(
-                    unit,
-                    Variant(
-                        name=f"h200.{count}",
-                        type_name="h200",
-                        gpu_count=count,
-                        vcpu=2,
-                        dram=8 * GIB,
-                        disk=10 * GIB,
-                        cost_per_hour=self.COST * max(1, count),
-                    ),
-                    office.clock(),
-                )
+        for count in (0, 1, 2, 4):
+            self.variant(f"h200.{count}", gpu_count=count)
+
+    def variant(self, name: str, *, gpu_count: int = 0, **more: Any) -> str:
+        """Offer a shape of the type, and return its name."""
+        base: dict[str, Any] = {"vcpu": 2, "dram": 8 * GIB, "disk": 10 * GIB, "cost_per_hour": self.COST}
+        base["cost_per_hour"] *= max(1, gpu_count)
+        made = Variant(**{"name": name, "type_name": "h200", "gpu_count": gpu_count, **base, **more})
+        with self.office.database.write() as unit:
+            catalog.add_variant(unit, made, self.office.clock())
+        return name
 
     def operator(self) -> Caller:
         """Somebody of the provider."""

@@ -200,6 +200,48 @@ def test_what_is_refused_changes_nothing(
     assert rack.office.ask("instances.list", {}, ada).body["instances"] == [] and rack.audit().clean
 
 
+_GPUS = "manual_numa_config.gpu_indices"
+_POLICY = "cpu_sharing_policy"
+CONTRADICTIONS: list[tuple[str, dict[str, Any], str, str, str]] = [
+    ("h200.0", {"manual_numa_config": {"gpu_indices": [0]}}, "ValidationFailed", _GPUS, "has no GPU, and 1 named"),
+    (
+        "h200.1",
+        {"manual_numa_config": {"gpu_indices": [0, 1]}},
+        "ValidationFailed",
+        _GPUS,
+        "has 1 of them, and 2 named",
+    ),
+    ("h200.2", {"manual_numa_config": {"gpu_indices": [1, 1]}}, "ValidationFailed", _GPUS, "each GPU once"),
+    ("h200.1", {_POLICY: "Packed"}, "ValidationFailed", _POLICY, "h200.1 has Dedicated CPUs, not Packed"),
+    ("h200.1", {_POLICY: "Shared"}, "SharedPolicyReserved", _POLICY, "h200.1 has Dedicated CPUs, not Shared"),
+    ("h200.m", {_POLICY: "Dedicated"}, "ValidationFailed", _POLICY, "h200.m has Shared CPUs, not Dedicated"),
+]
+
+
+def test_what_contradicts_what_is_rented_is_refused_and_names_its_field(rack: Rack, office: Office) -> None:
+    node = rack.node()
+    allow_custom(rack)
+    rack.variant("h200.m", gpu_count=1, mig_profile="3g.71gb", cpu_policy="Shared")
+    admin = office.person("admin", balance=100 * NANO)
+    for variant, more, code, param, why in CONTRADICTIONS:
+        answer = rack.rent(admin, variant, **more)
+        assert (answer.status, answer.code, answer.param) == (400, code, param), answer.body
+        said = answer.body["error"]["message"]
+        assert said.startswith(f"{param}: ") and why in said
+    answer = rack.rent(admin, **custom(node.node_id, gpu=0, manual_numa_config={"gpu_indices": [0]}))
+    where = f"selector.ByNodeWithResources.resources.{_GPUS}"
+    assert (answer.status, answer.code, answer.param) == (400, "ValidationFailed", where)
+
+
+def test_what_agrees_with_what_is_rented_may_be_said_again(rack: Rack, office: Office) -> None:
+    rack.node()
+    admin = office.person("admin", balance=100 * NANO)
+    rack.rented(admin, "h200.0", manual_numa_config={"gpu_indices": []}, cpu_sharing_policy=None)
+    threads = {"gpu_indices": [1], "cpu_ids": [4, 12, 5, 13]}
+    chosen = rack.rented(admin, manual_numa_config=threads, cpu_sharing_policy="Dedicated")
+    assert rack.show(admin, chosen)["gpu_mask"] == "2" and rack.audit().clean
+
+
 def test_renting_takes_money_for_an_hour_and_an_answer_is_repeated(rack: Rack, office: Office, ada: Caller) -> None:
     rack.node()
     poor = office.person(balance=rack.COST - 1)

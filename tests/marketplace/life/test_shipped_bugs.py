@@ -178,7 +178,8 @@ def test_free_machines_do_not_end_those_that_are_paid_for(rack: Rack, office: Of
 
 def test_threads_are_counted_once_however_they_are_shared(rack: Rack, ada: Caller, office: Office) -> None:
     node = rack.node(threads=16)
-    machines = [rack.rented(ada, "h200.0", cpu_sharing_policy=policy) for policy in ("Dedicated", "Packed", "Packed")]
+    packed = rack.variant("h200.0.packed", cpu_policy="Packed")
+    machines = [rack.rented(ada, variant) for variant in ("h200.0", packed, packed)]
     with office.database.read() as unit:
         (view,) = load.views(unit, office.now, [node.node_id])
         taken = {row.instance_id: row.threads for row in unit.select(select(claim))}

@@ -59,7 +59,7 @@ def test_whole_gpus_pages_and_allocations(rack: Rack, ada: Caller, office: Offic
         return known
 
     rack.rented(ada, "h200.1", container=True)
-    rents(ada, "h200.0", cpu_sharing_policy="Packed")
+    rents(ada, rack.variant("h200.0.packed", cpu_policy="Packed"))
     known = rents(ada, "h200.2")
     assert known.used.gpu == 3 and sum(known.pages_used.values()) == 2 * 8, "containers have none"
     body = {

@@ -159,6 +159,13 @@ def test_mig_goes_to_split_gpus_first_and_never_below_a_whole_one() -> None:
     assert refused(fit(full, small)).step == "gpu"
 
 
+def test_mig_goes_to_the_gpus_that_are_named() -> None:
+    small = wanted(kind="Container", gpus=2, mig_profile="3g.40gb", cpu_policy="Shared", gpu_numbers=(1,))
+    found = placed(fit(node(gpus=gpus(3, profiles=_MIG)), small))
+    assert (numbers(found), [part.start for part in found.slices]) == ([1, 1], [0, 4])
+    assert refused(fit(taken(node(gpus=gpus(3, profiles=_MIG)), 1), small)).step == "gpu"
+
+
 def test_mig_instances_that_others_made_are_used_or_avoided() -> None:
     def one(number: int, *made: Made) -> GpuView:
         slot = f"0000:0{number}:00.0"
