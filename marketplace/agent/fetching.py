@@ -8,7 +8,7 @@ import ipaddress
 import socket
 from collections.abc import Callable
 from typing import BinaryIO
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import SplitResult, urljoin, urlsplit, urlunsplit
 
 import httpx2
 
@@ -47,34 +47,34 @@ class Fetcher:
                     await self._check(url)
                     async with client.stream("GET", url, follow_redirects=False) as answer:
                         if answer.is_redirect:
-                            url = urljoin(url, answer.headers["location"])
+                            url = _onward(url, answer.headers["location"])
                             continue
                         return await _save(url, answer, into, reserve)
             except httpx2.TimeoutException as error:
-                raise bad(f"The image at {_shown(url)} does not answer in time.") from error
+                raise bad(f"The image at {shown(url)} does not answer in time.") from error
             except (httpx2.TransportError, httpx2.InvalidURL) as error:
-                raise bad(f"The image at {_shown(url)} cannot be fetched: {error or type(error).__name__}.") from error
-        raise bad(f"The image at {_shown(url)} is redirected more than {_REDIRECTS} times.")
+                raise bad(f"The image at {shown(url)} cannot be fetched: {error or type(error).__name__}.") from error
+        raise bad(f"The image at {shown(url)} is redirected more than {_REDIRECTS} times.")
 
     async def _check(self, url: str) -> None:
         """Refuse what is not on the public network: the node can reach places that the renter cannot."""
-        parts = urlsplit(url)
+        parts = split(url)
         if parts.scheme not in ("http", "https") or parts.hostname is None:
-            raise bad(f"The image's address {_shown(url)} is not an http or https address.")
+            raise bad(f"The image's address {shown(url)} is not an http or https address.")
         if self._private:
             return
         try:
             port = parts.port or (443 if parts.scheme == "https" else 80)
             found = await asyncio.get_running_loop().getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
         except (OSError, ValueError) as error:
-            raise bad(f"The host of the image's address {_shown(url)} is not known.") from error
+            raise bad(f"The host of the image's address {shown(url)} is not known.") from error
         if not all(ipaddress.ip_address(str(address[4][0]).partition("%")[0]).is_global for address in found):
-            raise bad(f"The image's address {_shown(url)} is not a public one.")
+            raise bad(f"The image's address {shown(url)} is not a public one.")
 
 
 async def _save(url: str, answer: httpx2.Response, into: BinaryIO, reserve: Callable[[int], None]) -> str:
     if answer.status_code != 200:
-        raise bad(f"The image at {_shown(url)} cannot be fetched: the server answers {answer.status_code}.")
+        raise bad(f"The image at {shown(url)} cannot be fetched: the server answers {answer.status_code}.")
     length = answer.headers.get("content-length", "")
     promised = int(length) if length.isdigit() and "content-encoding" not in answer.headers else 0
     reserve(promised)
@@ -86,11 +86,29 @@ async def _save(url: str, answer: httpx2.Response, into: BinaryIO, reserve: Call
         into.write(data)
     into.truncate(size)
     if promised and size != promised:
-        raise bad(f"The image at {_shown(url)} ended after {size} of {promised} bytes.")
+        raise bad(f"The image at {shown(url)} ended after {size} of {promised} bytes.")
     return digest.hexdigest()
 
 
-def _shown(url: str) -> str:
-    """An address without what may be secret in it."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.hostname or ''}{parts.path}"[:200]
+def _onward(url: str, location: str) -> str:
+    try:
+        return urljoin(url, location)
+    except ValueError as error:
+        raise bad(f"The image at {shown(url)} is redirected to what is no address.") from error
+
+
+def split(url: str) -> SplitResult:
+    """The parts of an image's address. Raises DriverError for what is none."""
+    try:
+        return urlsplit(url)
+    except ValueError as error:
+        raise bad(f"The image's address {shown(url)} is none: {error}.") from error
+
+
+def shown(url: str) -> str:
+    """An address as it may be told: whole, but for credentials, and a query, which may be one."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return url.partition("?")[0].rpartition("@")[2][:200]
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))[:200]

@@ -15,13 +15,13 @@ import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import BinaryIO, Literal
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 import httpx2
 import msgspec
 
 from marketplace.agent.drivers.base import DriverError
-from marketplace.agent.fetching import Fetcher, bad
+from marketplace.agent.fetching import Fetcher, bad, shown, split
 from marketplace.agent.records import write_whole
 from marketplace.agent.wire import DesiredImage
 
@@ -108,7 +108,7 @@ class ImageStore:
             try:
                 await self.get(image.url, sha256=image.sha256, max_bytes=self._limit)
             except DriverError as error:
-                problems.append(f"{image.url}: {error.message}")
+                problems.append(f"{shown(image.url)}: {error.message}")
         return problems
 
     def all(self) -> dict[str, Image]:
@@ -131,7 +131,7 @@ class ImageStore:
             return image
         if found.st_size == image.size and await asyncio.to_thread(_hash_of, file) == image.sha256:
             return msgspec.structs.replace(image, modified_ns=found.st_mtime_ns)
-        _log.warning("the cached image of %s is not what was fetched; it is fetched again", image.url)
+        _log.warning("the cached image of %s is not what was fetched; it is fetched again", shown(image.url))
         self._drop(key)
         return None
 
@@ -178,7 +178,7 @@ class ImageStore:
 
     async def _copy(self, source: str, file: BinaryIO, reserve: Callable[[int], None]) -> str:
         """Write the source into the file and return its SHA-256."""
-        parts = urlsplit(source)
+        parts = split(source)
         if parts.scheme in ("http", "https"):
             return await self._fetcher.fetch(source, file, reserve)
         if parts.scheme not in ("", "file"):

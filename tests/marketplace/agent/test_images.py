@@ -151,6 +151,15 @@ def test_an_address_that_does_not_serve_an_image_is_explained_without_its_secret
     site.status = 404
     message = refusal(store(tmp_path, site), "https://user:pw@images.example/a.img?token=secret")
     assert message == "The image at https://images.example/a.img cannot be fetched: the server answers 404."
+    for where in ("http://[2001:db8::7]:8080/a.img", "https://Images.example:8443/b/a.img"):
+        named = where.replace("://", "://user:p%40w@") + "?token=secret"
+        assert (
+            refusal(store(tmp_path, site), named) == f"The image at {where} cannot be fetched: the server answers 404."
+        )
+    torn = "The image's address [2001:db8::7/a.img is none: Invalid IPv6 URL."
+    assert refusal(store(tmp_path, site), "http://user:pw@[2001:db8::7/a.img?token=secret") == torn
+    site.location = "http://[2001:db8::7/a.img"
+    assert refusal(store(tmp_path, site)) == f"The image at {URL} is redirected to what is no address."
     assert "begins with ftp" in refusal(store(tmp_path, site), "ftp://images.example/a")
 
 
@@ -203,9 +212,12 @@ def test_downloads_at_once_do_not_count_on_the_same_room(tmp_path: Path, site: S
 
 def test_images_are_kept_ready_and_those_that_cannot_be_had_are_named(tmp_path: Path, site: Site) -> None:
     images = store(tmp_path, site, private=False)
-    wanted = [DesiredImage(url="http://10.0.0.1/b.img"), DesiredImage(url="https://192.88.99.1/a.img")]
+    wanted = [
+        DesiredImage(url="http://user:pw@10.0.0.1:8080/b.img?token=t"),
+        DesiredImage(url="https://192.88.99.1/a.img"),
+    ]
     problems = asyncio.run(images.keep_ready(wanted))
     assert problems == [
-        "http://10.0.0.1/b.img: The image's address http://10.0.0.1/b.img is not a public one.",
+        "http://10.0.0.1:8080/b.img: The image's address http://10.0.0.1:8080/b.img is not a public one.",
     ]
     assert [image.url for image in images.all().values()] == ["https://192.88.99.1/a.img"]
