@@ -24,7 +24,6 @@ from engine.layers.linear import MergedLinear, Part
 from engine.lora_files import Delta, read_adapter
 from engine.lora_names import named as named
 from engine.weights.errors import WeightsError
-from engine.wire import AdapterQuery, AdapterReply
 from kernels.interface import LinearWeight, Ops
 
 SAME_ROWS = 128
@@ -52,6 +51,20 @@ class Rows:
     """bool [T, slots]: slots that are not a row's own, where steps are padded"""
 
 
+@dataclass(frozen=True, slots=True)
+class Filling:
+    """What an adapter puts into its slot of one matrix."""
+
+    grouped: tuple[LinearWeight, LinearWeight] | None = None
+    """Where steps have exactly their size"""
+    sides: Sequence[tuple[int, Tensor, Tensor]] = ()
+    """(part, A, the part's rows of B), where they are padded"""
+
+
+Prepared = list[Filling | None]
+"""What an adapter puts into its slot, matrix by matrix."""
+
+
 class AdaptedLinear:
     """What the adapters add to one matrix of several parts."""
 
@@ -70,29 +83,38 @@ class AdaptedLinear:
         self._a = torch.zeros(len(self._parts) * slots * rank, columns, dtype=dtype, device=device)
         self._b = [torch.zeros(part.rows, slots * rank, dtype=dtype, device=device) for part in self._parts]
 
-    def put(self, slot: int, deltas: Mapping[str, Delta]) -> None:
-        """Fill a slot with those of the deltas that are of this matrix."""
+    def prepare(self, deltas: Mapping[str, Delta]) -> Filling | None:
+        """What fills a slot with those of the deltas that are of this matrix; None where none is. Changes nothing, so
+        that it may be done beside the steps."""
         mine = [(i, part, deltas[part.name]) for i, part in enumerate(self._parts) if part.name in deltas]
         if not mine:
-            return
-        total = sum(delta.a.shape[0] for _, _, delta in mine)
+            return None
+        sides = [(i, delta.a, delta.b if part.order is None else delta.b[part.order.cpu()]) for i, part, delta in mine]
+        if self._a is not None:
+            kind = self._a.dtype
+            return Filling(sides=[(i, a.to(kind), rows.to(kind)) for i, a, rows in sides])
+        total = sum(a.shape[0] for _, a, _ in sides)
         down = torch.zeros(-(-total // ALIGNMENT) * ALIGNMENT, self._linear.weight.in_features)
         up = torch.zeros(sum(part.rows for part in self._parts), down.shape[0])
         starts = [sum(part.rows for part in self._parts[:i]) for i in range(len(self._parts))]
         at = 0
-        for i, part, delta in mine:
-            rank = delta.a.shape[0]
-            rows = delta.b if part.order is None else delta.b[part.order.cpu()]
-            down[at : at + rank] = delta.a
-            up[starts[i] : starts[i] + part.rows, at : at + rank] = rows
+        for i, a, rows in sides:
+            rank = a.shape[0]
+            down[at : at + rank] = a
+            up[starts[i] : starts[i] + rows.shape[0], at : at + rank] = rows
             at += rank
-            if self._a is not None:
-                whole = self._b[i].shape[1] // self._rows.slots
-                first = i * self._rows.slots * whole + slot * whole
-                self._a[first : first + rank].copy_(delta.a)
-                self._b[i][:, slot * whole : slot * whole + rank].copy_(rows)
+        return Filling(grouped=(self._ops.pack([down]), self._ops.pack([up])))
+
+    def put(self, slot: int, filling: Filling) -> None:
+        """Fill a slot."""
         if self._a is None:
-            self._grouped[slot] = (self._ops.pack([down]), self._ops.pack([up]))
+            self._grouped[slot] = filling.grouped
+            return
+        for i, a, rows in filling.sides:
+            rank, whole = a.shape[0], self._b[i].shape[1] // self._rows.slots
+            first = i * self._rows.slots * whole + slot * whole
+            self._a[first : first + rank].copy_(a)
+            self._b[i][:, slot * whole : slot * whole + rank].copy_(rows)
 
     def clear(self, slot: int) -> None:
         """Empty a slot."""
@@ -145,7 +167,7 @@ class Adapter:
 
 
 class Adapters:
-    """The adapters of one model. One thread."""
+    """The adapters of one model. One thread, but for `read`."""
 
     def __init__(
         self,
@@ -195,18 +217,36 @@ class Adapters:
     def load(self, name: str, folder: Path) -> None:
         """Load an adapter. Raises AdapterError where the name is taken or no slot is free, WeightsError for files that
         do not fit; then nothing has changed."""
+        self.vacancy(name)
+        self.put(name, self.read(folder))
+
+    def vacancy(self, name: str) -> int:
+        """The slot that an adapter of this name would get. Raises AdapterError where the name is taken or no slot is
+        free."""
         if name in self._by_name:
             raise AdapterError(f"an adapter {name} is loaded already")
         slot = next((slot for slot, adapter in enumerate(self._by_slot) if adapter is None), -1)
         if slot < 0:
             raise AdapterError(f"all {self._rows.slots} places for adapters (max_loras) are taken")
+        return slot
+
+    def read(self, folder: Path) -> Prepared:
+        """Read and check an adapter, and make of it what steps use. Changes nothing, so that another thread may do it
+        while steps run, once it is known how they do (`pad`). Raises WeightsError for files that do not fit."""
         deltas = read_adapter(folder, self._shapes, most_rank=self._rank)
         for matrix, delta in deltas.items():
             # What is not finite would reach rows of others, too: they multiply it by 0
             if not all(bool(torch.isfinite(side.to(self._dtype)).all()) for side in (delta.a, delta.b)):
                 raise WeightsError(f"{folder}: {matrix}: an element, scaled, is more than {self._dtype} holds")
-        for linear in self._linears:
-            linear.put(slot, deltas)
+        return [linear.prepare(deltas) for linear in self._linears]
+
+    def put(self, name: str, prepared: Prepared) -> None:
+        """Give an adapter that was read its slot, between two steps. Raises as `vacancy` does; then nothing has
+        changed."""
+        slot = self.vacancy(name)
+        for linear, filling in zip(self._linears, prepared, strict=True):
+            if filling is not None:
+                linear.put(slot, filling)
         self._loads += 1
         adapter = Adapter(name, slot, f"\0adapter {self._loads} {name}")
         self._by_name[name] = self._by_slot[slot] = adapter
@@ -268,18 +308,3 @@ def leave(adapters: Adapters | None, adapter: Adapter | None) -> None:
     if adapters is not None and adapter is not None:
         adapter.users -= 1
         adapters.sweep(adapter)
-
-
-def answer(adapters: Adapters | None, query: AdapterQuery) -> AdapterReply:
-    """Load or unload, as asked."""
-    if adapters is None:
-        return AdapterReply(query.query_id, [], "this engine takes no adapters: max_loras is 0")
-    error = ""
-    try:
-        if query.folder:
-            adapters.load(query.name, Path(query.folder))
-        else:
-            adapters.unload(query.name)
-    except (AdapterError, WeightsError) as problem:
-        error = str(problem)
-    return AdapterReply(query.query_id, adapters.names, error)

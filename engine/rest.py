@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from engine.core import EngineCore
-from engine.lora import adapters_of, answer
+from engine.lora import adapters_of
+from engine.lora_loading import AdapterLoads, Answer
 from engine.sizing import MIB
 from engine.watchdog import InFlight
 from engine.wire import AdapterQuery, AdapterReply, Progress, Refused, Snapshot, Submit, Usage
@@ -30,6 +31,8 @@ log = logging.getLogger("engine.rest")
 
 RETRY_S = 1.0
 """When one who could not be woken is worth another try."""
+NAP_S = 1e-3
+"""Longest wait for an adapter that is read where there is nothing else to do, after which arrivals are read again."""
 
 
 class RestingCore:
@@ -40,6 +43,7 @@ class RestingCore:
         self._core: EngineCore | None = core
         self._model, self._draft = core.model, core.draft
         self._parked: ParkedWeights | None = None
+        self._loads = AdapterLoads()
         self._last = core.snapshot(0)
         self._ended, self._metrics = core.ended, core.metrics
         self.max_context = core.max_context
@@ -68,7 +72,8 @@ class RestingCore:
         return self._core
 
     def rest(self, asleep: bool) -> None:
-        """Sleep or wake. ValueError while there are requests; RuntimeError of a device without room."""
+        """Sleep or wake. ValueError while there are requests, or an adapter is read; RuntimeError of a device without
+        room."""
         if asleep == self.asleep:
             return
         began = time.monotonic()
@@ -83,6 +88,8 @@ class RestingCore:
         assert core is not None, "it is awake"
         if core.has_work():
             raise ValueError("there are requests")
+        if self._loads.busy:
+            raise ValueError("an adapter is being loaded")
         self._last = core.snapshot(0)
         self._core = core = None
         # What was there at the start is out of the collector's sight, and a core refers to itself in places.
@@ -126,12 +133,16 @@ class RestingCore:
         self.awake.abort(request_id)
 
     def step(self) -> list[Progress]:
-        """Run one step if there is work."""
-        return [] if self._core is None else self._core.step()
+        """Run one step if there is work; an adapter that has been read is there from this step on."""
+        core = self._core
+        if core is None:
+            return []
+        self._loads.settle(0.0 if core.has_work() else NAP_S)
+        return core.step()
 
     def has_work(self) -> bool:
         """True when step() has something to do."""
-        return self._core is not None and self._core.has_work()
+        return self._core is not None and (self._core.has_work() or self._loads.busy)
 
     def usage(self, request_ids: Sequence[str]) -> dict[str, Usage]:
         """Counters of requests, live or ended."""
@@ -147,13 +158,15 @@ class RestingCore:
             self._last, query_id=query_id, kv_pages_total=0, kv_pages_used=0, kv_pages_cached=0
         )
 
-    def adapter(self, query: AdapterQuery) -> AdapterReply:
-        """Load or unload an adapter, between two steps. Who sleeps is woken: weights are where they are used."""
+    def adapter(self, query: AdapterQuery, answer: Answer) -> None:
+        """Load or unload an adapter; `answer` is called now or in a later step, before which it is in its place. Who
+        sleeps is woken: weights are where they are used."""
         try:
             model = self.awake.model
         except RuntimeError as error:  # as above
-            return AdapterReply(query.query_id, [], f"the engine cannot wake: {error}")
-        return answer(adapters_of(model), query)
+            answer(AdapterReply(query.query_id, [], f"the engine cannot wake: {error}"))
+            return
+        self._loads.ask(adapters_of(model), query, answer)
 
     def in_flight(self) -> list[InFlight]:
         """What is being computed."""

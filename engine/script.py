@@ -192,7 +192,7 @@ class ScriptedCore:
         if stream is not None:
             self._end(stream, "abort", b"", None)
 
-    def adapter(self, query: AdapterQuery) -> AdapterReply:
+    def adapter(self, query: AdapterQuery, answer: Callable[[AdapterReply], None]) -> None:
         """Keep the names of adapters; a folder named "broken" cannot be read."""
         error = ""
         if query.folder.endswith("broken"):
@@ -203,7 +203,7 @@ class ScriptedCore:
             self.adapters.remove(query.name)
         else:
             error = f"the adapter {query.name} is loaded already" if query.folder else f"no adapter {query.name}"
-        return AdapterReply(query.query_id, list(self.adapters), error)
+        answer(AdapterReply(query.query_id, list(self.adapters), error))
 
     def has_work(self) -> bool:
         """True when step() has something to say now."""

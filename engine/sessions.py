@@ -63,8 +63,8 @@ class Core(Protocol):
         """Counters of the requests that are known, live or ended."""
         ...
 
-    def adapter(self, query: AdapterQuery) -> AdapterReply:
-        """Load or unload an adapter; who uses it goes on."""
+    def adapter(self, query: AdapterQuery, answer: Callable[[AdapterReply], None]) -> None:
+        """Load or unload an adapter; who uses it goes on. `answer` is called once, now or in a later step()."""
         ...
 
     def snapshot(self, query_id: int) -> Snapshot:
@@ -169,7 +169,7 @@ class Sessions:
             case SnapshotQuery():
                 peer.send(encode(self._core.snapshot(frame.query_id)))
             case AdapterQuery():
-                peer.send(encode(self._core.adapter(frame)))
+                self._core.adapter(frame, lambda reply: self._tell(peer, reply))
             case RestQuery():
                 peer.send(encode(self._rest(frame)))
 
@@ -208,6 +208,11 @@ class Sessions:
             ]
             if said:
                 peer.send(encode(Step(said)))
+
+    def _tell(self, peer: Peer, reply: AdapterReply) -> None:
+        """Answer one who may have left meanwhile."""
+        if peer in self._requests:
+            peer.send(encode(reply))
 
     def _rest(self, query: RestQuery) -> Rested:
         began = self._clock()

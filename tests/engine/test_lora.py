@@ -18,14 +18,15 @@ from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.device import ScriptedDevice
 from engine.layers.linear import MergedLinear, Part
-from engine.lora import Adapters, adapters_of, answer
+from engine.lora import AdaptedLinear, Adapters, adapters_of
 from engine.lora_files import Delta, read_adapter
+from engine.lora_loading import AdapterLoads
 from engine.lora_names import named
 from engine.models.registry import CausalLM, load_model
 from engine.sampling_params import SamplingParams
 from engine.weights.errors import WeightsError
 from engine.weights.sources import ModelSource
-from engine.wire import AdapterQuery, Submit, pack_tokens, unpack_tokens
+from engine.wire import AdapterQuery, AdapterReply, Submit, pack_tokens, unpack_tokens
 from kernels.fallback import TorchOps
 from tests.engine.tiny_models import VOCAB, tiny_checkpoint
 
@@ -115,6 +116,23 @@ def finish(core: EngineCore) -> dict[str, tuple[list[int], str | None]]:
             said[progress.request_id] = (tokens + unpack_tokens(progress.tokens), progress.finish_reason)
     core.check()
     return said
+
+
+def answer(adapters: Adapters | None, query: AdapterQuery) -> AdapterReply:
+    """Ask, and wait for what has to be read."""
+    loads, told = AdapterLoads(), list[AdapterReply]()
+    loads.ask(adapters, query, told.append)
+    loads.settle(30.0)
+    return told[0]
+
+
+def fill(linear: MergedLinear, slot: int, delta: Delta) -> None:
+    """Put an adapter of the matrix "m" into a slot."""
+    adapted = linear.adapted
+    assert isinstance(adapted, AdaptedLinear)
+    filling = adapted.prepare({"m": delta})
+    assert filling is not None and adapted.prepare({}) is None
+    adapted.put(slot, filling)
 
 
 @pytest.fixture(scope="module")
@@ -236,8 +254,7 @@ def test_rows_that_are_stored_in_another_order_are_changed_where_they_lie() -> N
         adapters = Adapters(OPS, [(linear, [Part("m", 6, order)])], slots=2, rank=2)
         if padded:
             adapters.pad()
-        assert linear.adapted is not None
-        linear.adapted.put(1, {"m": delta})  # type: ignore[attr-defined]  # it is an AdaptedLinear
+        fill(linear, 1, delta)
         adapters.begin(torch.tensor([1, -1, 1], dtype=torch.int32))
         result = linear(x)
         assert torch.allclose(result[[0, 2]], wanted[[0, 2]], atol=1e-5)
@@ -249,9 +266,8 @@ def test_in_deterministic_mode_a_padded_row_has_the_same_bits_whatever_is_beside
     linear = MergedLinear(OPS, [torch.zeros(64, 700)])
     adapters = Adapters(OPS, [(linear, [Part("m", 64, None)])], slots=2, rank=16, deterministic=True)
     adapters.pad()
-    assert linear.adapted is not None
     delta = Delta(torch.randn(16, 700, generator=draw), torch.randn(64, 16, generator=draw))
-    linear.adapted.put(1, {"m": delta})  # type: ignore[attr-defined]  # as above
+    fill(linear, 1, delta)
     x = torch.randn(300, 700, generator=draw)
     adapters.begin(torch.ones(300, dtype=torch.int32))
     together = linear(x)
@@ -265,8 +281,7 @@ def test_what_overflows_in_one_adapter_reaches_no_other_row() -> None:
     linear = MergedLinear(OPS, [torch.eye(4)])
     adapters = Adapters(OPS, [(linear, [Part("m", 4, None)])], slots=2, rank=1)
     adapters.pad()
-    assert linear.adapted is not None
-    linear.adapted.put(0, {"m": Delta(torch.full((1, 4), 3e38), torch.ones(4, 1))})  # type: ignore[attr-defined]  # as above
+    fill(linear, 0, Delta(torch.full((1, 4), 3e38), torch.ones(4, 1)))
     adapters.begin(torch.tensor([0, -1, 1], dtype=torch.int32))
     x = torch.ones(3, 4)
     assert torch.equal(linear(x)[1:], x[1:]) and not torch.isfinite(linear(x)[0]).any()

@@ -17,7 +17,7 @@ from engine.models.registry import load_model
 from engine.rest import ParkedWeights, RestingCore, tensors_of
 from engine.sampling_params import SamplingParams
 from engine.weights.sources import ModelSource
-from engine.wire import AdapterQuery, Submit, pack_tokens, unpack_tokens
+from engine.wire import AdapterQuery, AdapterReply, Submit, pack_tokens, unpack_tokens
 from kernels.fallback import TorchOps
 from tests.engine.processes import engine
 from tests.engine.tiny_models import tiny_checkpoint
@@ -99,7 +99,9 @@ def test_who_cannot_wake_it_is_told_and_it_lives(checkpoint: Path, monkeypatch: 
         taken.setattr("engine.rest.EngineCore", full)
         refused = core.submit(submit)
         assert refused is not None and refused.code == "overloaded" and "no room" in refused.message
-        assert "no room" in core.adapter(AdapterQuery(1, "one")).error and core.asleep
+        told: list[AdapterReply] = []
+        core.adapter(AdapterQuery(1, "one"), told.append)
+        assert "no room" in told[0].error and core.asleep
     assert answer(core, "b") == before
 
 

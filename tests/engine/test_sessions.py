@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -32,6 +32,7 @@ class HandCore:
         self.known: dict[str, wire.Usage] = {}
         self.refusal: wire.Refused | None = None
         self.fault: ValueError | None = None
+        self.answers: list[Callable[[], None]] = []
 
     def submit(self, submit: wire.Submit) -> wire.Refused | None:
         if self.fault is not None:
@@ -47,8 +48,8 @@ class HandCore:
         said, self.said = self.said, []
         return said
 
-    def adapter(self, query: wire.AdapterQuery) -> wire.AdapterReply:
-        return wire.AdapterReply(query.query_id, [query.name])
+    def adapter(self, query: wire.AdapterQuery, answer: Callable[[wire.AdapterReply], None]) -> None:
+        self.answers.append(lambda: answer(wire.AdapterReply(query.query_id, [query.name])))
 
     def has_work(self) -> bool:
         return bool(self.said)
@@ -227,12 +228,22 @@ def test_queries_are_answered_to_who_asks() -> None:
     scene.core.known["a"] = usage = wire.Usage(wire.Counters(prompt=1), None)
     scene.sessions.receive(ear, wire.UsageQuery(5, ["a", "b"]))
     scene.sessions.receive(ear, wire.SnapshotQuery(6))
-    scene.sessions.receive(ear, wire.AdapterQuery(7, "mine", "/folder"))
-    reply, snapshot, adapters = ear.frames[1:]
-    assert adapters == wire.AdapterReply(7, ["mine"])
+    reply, snapshot = ear.frames[1:]
     assert reply == wire.UsageReply(5, "e", {"a": usage})
     assert isinstance(snapshot, wire.Snapshot)
     assert snapshot.query_id == 6
+
+
+def test_who_asks_for_an_adapter_is_answered_later_and_not_once_it_has_left() -> None:
+    scene = Scene()
+    stays, leaves = scene.ear(), scene.ear()
+    for number, ear in enumerate((stays, leaves)):
+        scene.sessions.receive(ear, wire.AdapterQuery(number, "mine", "/folder"))
+    scene.sessions.leave(leaves)
+    assert stays.frames == leaves.frames == [WELCOME]
+    for answer in scene.core.answers:
+        answer()
+    assert stays.frames == [WELCOME, wire.AdapterReply(0, ["mine"])] and leaves.frames == [WELCOME]
 
 
 @pytest.mark.parametrize("finish", ["stop", "length", "abort", "error"])
