@@ -17,7 +17,6 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.routing import Route, Router
 
 from engine.sizing import MIB
-from engine.wire import UsageReply
 from gateway.admission.keymap import KeyMap
 from gateway.admission.spendings import Spendings
 from gateway.bootstrap import Prepared
@@ -28,6 +27,7 @@ from gateway.fleet.fleet import Fleet
 from gateway.fleet.leases import LocalLeaseKeeper, Terms
 from gateway.fleet.offers import Served, check
 from gateway.fleet.pool import Pool
+from gateway.fleet.recall import Recall
 from gateway.fleet.replicas import State
 from gateway.http.burst import Burst
 from gateway.inference import adapters, moves, pipeline
@@ -188,7 +188,7 @@ class Gateway:
         self._reports = Reports(database, self.services.spendings, self._readers, wall_us, monotonic_us)
         if not settings.lease_socket:
             await self.fleet.ready()
-        await self.metering.recover(_Engines(self.fleet))
+        await self.metering.recover(Recall(self.fleet, self.catalogue))
         self._tasks.append(asyncio.create_task(self._poll_prices(database), name="prices"))
         live = LiveSettings(database, self.services, wall_us)
         await live.look()
@@ -395,24 +395,6 @@ def _terms(settings: Settings, model: str) -> Terms:
         preemptible=settings.lease_preemptible,
         notice_s=math.ceil(settings.drain_s + LEAVE_S),
     )
-
-
-class _Engines:
-    """How recovery asks about requests of an earlier process."""
-
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
-
-    async def usage(self, model: str, request_ids: Sequence[str]) -> UsageReply | None:
-        """Counters that the engines of `model` remember."""
-        deployment = self._fleet.find(model)
-        return None if deployment is None else await deployment.pool.usage(request_ids)
-
-    async def abort(self, model: str, request_id: str) -> None:
-        """End a sequence of an earlier process."""
-        deployment = self._fleet.find(model)
-        if deployment is not None:
-            await deployment.pool.abort(request_id)
 
 
 class RequestIds:
