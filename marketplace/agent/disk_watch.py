@@ -1,7 +1,7 @@
 """Holds containers to their disks where nothing else does: who has written more than was rented is stopped.
 
 A volume of a container is a folder, and its own disk a layer of the engine's storage: both are measured, every few
-seconds and never for longer than a small part of the time. What was written stays until the container is ended.
+seconds and never for longer than a small part of the time. Volumes keep what was written; the container is over.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 from marketplace.agent.drivers.base import Driver, DriverError, Kind
 from marketplace.agent.keeper import Keeper
 from marketplace.agent.records import Record
-from marketplace.agent.wire import ContainerSpec, Volume
+from marketplace.agent.wire import ContainerSpec, Ending, Volume
 
 KIND = "DiskFull"
 LOOK_S = 10.0
@@ -64,9 +64,18 @@ class DiskWatch:
         with contextlib.suppress(DriverError):  # on its way out, or its engine does not answer: looked at again soon
             why = await self._beyond(driver, record.id, spec)
             if why is not None:
-                await driver.stop(record.id, 0)
-                return Full(record.id, f"The container was stopped: {why}.")
+                return await self._stop(driver, record.id, f"The container was stopped: {why}.")
         return None
+
+    async def _stop(self, driver: Driver, id: str, message: str) -> Full:
+        """Whoever looks at what is stopped finds out why; a container that is stopped is over."""
+        self._keeper.mark_ended(id, Ending(at=self._keeper.now(), cause="BadCommand", message=message))
+        try:
+            await driver.stop(id, 0)
+        except DriverError:
+            self._keeper.mark_ended(id, None)
+            raise
+        return Full(id, message)
 
     async def _beyond(self, driver: Driver, id: str, spec: ContainerSpec) -> str | None:
         running = any(one.id == id and one.power == "Running" for one in self._keeper.last_seen or ())

@@ -18,7 +18,7 @@ from marketplace.agent.disks import GoneError, RetainedDisks
 from marketplace.agent.drivers.base import Driver, DriverError, Kind, ListingFailedError, Seen
 from marketplace.agent.reconcile import SECOND, Action, View
 from marketplace.agent.records import Record, Records
-from marketplace.agent.wire import Desired, DesiredInstance, Failure, Observed, Settings, Via, VmSpec
+from marketplace.agent.wire import Desired, DesiredInstance, Ending, Failure, Observed, Settings, Via, VmSpec
 
 _log = logging.getLogger(__name__)
 _LISTINGS = 5
@@ -48,7 +48,7 @@ class Keeper:
         self._unknown: set[str] = set()
         self._disks = disks
         self._drivers = drivers
-        self._now = now
+        self.now = now
         self._changed = changed
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._phases: dict[str, Literal["Pulling", "Creating"]] = {}
@@ -87,7 +87,7 @@ class Keeper:
         for action in reconcile.decide(view):
             self._start(action)
         if self._desired is not None:
-            self._disks.erase_expired(self._now())
+            self._disks.erase_expired(self.now())
         return told
 
     async def settle(self) -> None:
@@ -110,6 +110,12 @@ class Keeper:
         if record is not None and record.stage == "Created" and record.ready_via is None:
             self.records.put(msgspec.structs.replace(record, ready_via=via))
             self._changed()
+
+    def mark_ended(self, id: str, ending: Ending | None) -> None:
+        """Remember how it ended without being asked to; None takes it back."""
+        record = self.records.get(id)
+        if record is not None and record.ended != ending:
+            self.records.put(msgspec.structs.replace(record, ended=ending))
 
     def mark_told(self, id: str) -> None:
         """Remember that the server knows that it is ready."""
@@ -147,7 +153,7 @@ class Keeper:
             slots=self.slots,
             connected=self.connected,
             settings=self.settings,
-            now=self._now(),
+            now=self.now(),
         )
 
     def _start(self, action: Action) -> None:
@@ -155,7 +161,7 @@ class Keeper:
         records = self.records
         match action:
             case reconcile.Adopt(seen, reset_seq):
-                now = self._now()
+                now = self.now()
                 records.put(Record(id=seen.id, spec=None, stage="Created", created_at=now, reset_applied=reset_seq))
             case reconcile.Count(id, rounds):
                 self._change(id, stray_rounds=rounds)
@@ -175,6 +181,8 @@ class Keeper:
                 self._run(id, self._power(id, verb))
             case reconcile.Reset(id, seq):
                 self._run(id, self._reset(id, seq))
+            case reconcile.Inquire(id):
+                self._run(id, self._inquire(id))
             case reconcile.Publish(id, ports):
                 self._run(id, self._driver(id).publish(id, ports))
             case reconcile.CleanUp(id):
@@ -205,10 +213,10 @@ class Keeper:
         """What failed is tried again after 1, 2, 4 … seconds, at most a minute."""
         failures = self._failed.get(id, (0, 0))[0] + 1
         pause = min(_REST_S, 2 ** min(failures - 1, 6))
-        self._failed[id] = (failures, self._now() + pause * SECOND)
+        self._failed[id] = (failures, self.now() + pause * SECOND)
 
     def _resting(self) -> frozenset[str]:
-        now = self._now()
+        now = self.now()
         return frozenset(id for id, (_, until) in self._failed.items() if until > now)
 
     def _begin(self, instance: DesiredInstance) -> None:
@@ -219,7 +227,7 @@ class Keeper:
                     id=instance.id,
                     spec=instance.spec,
                     stage="Creating",
-                    created_at=self._now(),
+                    created_at=self.now(),
                     reset_applied=instance.reset_seq,
                 )
             )
@@ -239,7 +247,7 @@ class Keeper:
             return
         # The wish is Running from here; another wish is one more step of power, taken in a later round.
         gen = instance.gen if instance.want == "Running" else 0
-        self._change(id, stage="Created", gen_applied=gen, started_at=self._now())
+        self._change(id, stage="Created", gen_applied=gen, started_at=self.now())
 
     def _progress(self, id: str, phase: Literal["Pulling", "Creating"]) -> None:
         self._phases[id] = phase
@@ -249,6 +257,11 @@ class Keeper:
         driver = self._driver(id)
         steps = {"start": driver.start, "stop": driver.stop, "pause": driver.pause, "resume": driver.resume}
         await steps[verb](id)
+        if verb == "start":
+            self.mark_ended(id, None)
+
+    async def _inquire(self, id: str) -> None:
+        self.mark_ended(id, await self._driver(id).ending(id, self.now()))
 
     async def _reset(self, id: str, seq: int) -> None:
         self._change(id, reset_applied=seq)
@@ -266,14 +279,14 @@ class Keeper:
     async def _destroy(self, id: str, grace_s: int, gen: int) -> None:
         record = self.records.get(id)
         if record is None:
-            record = Record(id=id, spec=None, stage="Created", created_at=self._now())
+            record = Record(id=id, spec=None, stage="Created", created_at=self.now())
             self.records.put(record)
         await self._driver(id).destroy(id)
         if grace_s > 0 and isinstance(record.spec, VmSpec):
             self._disks.retire(
                 id,
                 self.records.folder(id),
-                expires_at=self._now() + grace_s * SECOND,
+                expires_at=self.now() + grace_s * SECOND,
                 disk_bytes=record.spec.disk_bytes,
                 os_label=record.spec.image_url or "",
             )

@@ -107,6 +107,12 @@ class Forget(msgspec.Struct, frozen=True):
     id: str
 
 
+class Inquire(msgspec.Struct, frozen=True):
+    """It is off, and nobody asked for that: find out how it ended."""
+
+    id: str
+
+
 class Publish(msgspec.Struct, frozen=True):
     """Publish ports that are missing."""
 
@@ -114,7 +120,7 @@ class Publish(msgspec.Struct, frozen=True):
     ports: list[Port]
 
 
-Action = Create | Power | Applied | Reset | Destroy | CleanUp | Adopt | Count | End | Forget | Publish
+Action = Create | Power | Applied | Reset | Destroy | CleanUp | Adopt | Count | End | Forget | Inquire | Publish
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
@@ -208,6 +214,8 @@ def _present(
         return _converge(instance, seen)
     if instance.reset_seq > record.reset_applied:
         return Reset(record.id, instance.reset_seq)
+    if seen.kind == "Container" and seen.power in _OFF and record.want == "Running" and record.ended is None:
+        return Inquire(record.id)
     return _publications(instance, seen)
 
 
@@ -295,6 +303,7 @@ def _told(view: View, id: str, seen: Seen | None, phase: Literal["Pulling", "Cre
         ports=ports,
         ready_via=record.ready_via,
         started_at=record.started_at,
+        ended=record.ended if record.stage == "Created" and power in _OFF else None,
     )
 
 

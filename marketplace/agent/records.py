@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from marketplace.agent.wire import Failure, Spec, Via, Want
+from marketplace.agent.wire import Ending, Failure, Spec, Via, Want
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
 _FILE = "record.json"
@@ -42,6 +42,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     ready_told: bool = False
     """the server has acknowledged that it is ready"""
     error: Failure | None = None
+    ended: Ending | None = None
+    """how it ended by itself, once that was found out"""
     stray_rounds: int = 0
     """consecutive rounds in which nothing wanted it"""
 

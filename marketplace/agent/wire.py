@@ -197,6 +197,18 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """the last lines of the console or log, for the operator"""
 
 
+class Ending(msgspec.Struct, frozen=True, kw_only=True):
+    """How a container ended that nobody had asked to end, in words for its renter."""
+
+    at: int
+    """when its node saw it"""
+    cause: Cause | None = None
+    """None where its command did what it had to"""
+    message: str
+    tail: str = ""
+    """the last lines of its log, for the operator"""
+
+
 class ObservedInstance(msgspec.Struct, frozen=True, kw_only=True):
     """What a node says of one instance."""
 
@@ -213,6 +225,8 @@ class ObservedInstance(msgspec.Struct, frozen=True, kw_only=True):
     """how it showed that it is ready; None while it has not"""
     started_at: int | None = None
     """moment its domain or container first started: readiness is waited for from here"""
+    ended: Ending | None = None
+    """a container is there for as long as its command runs: this one is over"""
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True):

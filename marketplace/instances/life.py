@@ -86,16 +86,27 @@ def fail(unit: WriteUnit, row: Any, scene: Scene, *, cause: str = "", message: s
     environments.on_failed(unit, row.id, scene, owner_id=owner_of(row))
 
 
-def end(unit: WriteUnit, row: Any, trigger: str, scene: Scene, *, costs_until: int | None = None) -> None:
+def end(
+    unit: WriteUnit,
+    row: Any,
+    trigger: str,
+    scene: Scene,
+    *,
+    costs_until: int | None = None,
+    cause: str = "",
+    message: str = "",
+) -> None:
     """Ask for its end: it costs no more, and its node takes it down. Without `costs_until` it cost until now, or until
-    its node fell silent."""
+    its node fell silent. With a `cause` it ends because it failed; its event carries the message."""
     if costs_until is None:
         seen = unit.select(select(node.c.last_seen).where(node.c.id == row.node_id)).scalar_one()
         costs_until = min(scene.now, int(seen) + SILENT_US)
     if row.ready_at is not None:
         rentals.stop(unit, row.id, costs_until, random=scene.random)
-    values = {"stop_at": scene.now, **_absent(row)}
-    transition(unit, MACHINE, row.id, row.status, trigger, scene, owner_id=owner_of(row), values=values)
+    failed = _failure(cause, message, scene) if cause else {}
+    values = {"stop_at": scene.now, **failed, **_absent(row)}
+    told = {"message": message} if message else None
+    transition(unit, MACHINE, row.id, row.status, trigger, scene, owner_id=owner_of(row), values=values, detail=told)
     if row.ready_at is None:
         reservations.on_over(unit, row.id, scene)
     nodes.touch(unit, row.node_id)

@@ -7,13 +7,14 @@ from typing import Any
 import msgspec
 from sqlalchemy import or_, select, update
 
-from marketplace.agent.wire import Observed, ObservedInstance
+from marketplace.agent.wire import Ending, Observed, ObservedInstance
 from marketplace.environments import service as environments
 from marketplace.events.transitions import Scene
 from marketplace.instances import life
 from marketplace.instances.life import PUBLIC
-from marketplace.instances.rules import failure, starts_at_once
+from marketplace.instances.rules import failure, has_stopped, starts_at_once
 from marketplace.instances.tables import instance
+from marketplace.nodes.rules import SILENT_US
 from marketplace.placement import claims
 from marketplace.store.db import WriteUnit
 
@@ -97,6 +98,8 @@ def _one(
         _starting(unit, row, told, scene)
     elif told.phase == "Missing" and told.gen_applied == row.gen:
         _missing(unit, node_row, row, scene)
+    elif told.ended is not None and has_stopped(row.kind, told.power) and told.gen_applied == row.gen:
+        _ended(unit, node_row, row, told.ended, scene)
 
 
 def _starting(unit: WriteUnit, row: Any, told: ObservedInstance, scene: Scene) -> None:
@@ -108,7 +111,9 @@ def _starting(unit: WriteUnit, row: Any, told: ObservedInstance, scene: Scene) -
             life.give_up(unit, row, cause, message, scene)
     elif told.phase == "Missing":
         life.give_up(unit, row, "VmBootFailed", "The machine stopped before it was ready.", scene)
-    elif told.phase == "Running":
+    elif told.ended is not None and has_stopped(row.kind, told.power):
+        life.give_up(unit, row, failure(row.kind, told.ended.cause or "BadCommand"), told.ended.message[:1000], scene)
+    elif told.phase == "Running" and not has_stopped(row.kind, told.power):
         free = row.billing_exempt or row.quota_id is not None
         if told.ready_via is not None or starts_at_once(row.kind, exempt=free):
             life.activate(unit, row, scene)
@@ -122,6 +127,13 @@ def _missing(unit: WriteUnit, node_row: Any, row: Any, scene: Scene) -> None:
         unit.execute(update(instance).where(instance.c.id == row.id).values(missing_rounds=rounds))
         return
     life.end(unit, row, "missing", scene, costs_until=int(node_row.last_seen))
+
+
+def _ended(unit: WriteUnit, node_row: Any, row: Any, how: Ending, scene: Scene) -> None:
+    """It cost until its node saw that it had ended, but for the time that the node was silent."""
+    cause = "" if how.cause is None else failure(row.kind, how.cause)
+    until = min(scene.now, int(node_row.last_seen) + SILENT_US, how.at)
+    life.end(unit, row, "ended", scene, costs_until=until, cause=cause, message=how.message[:1000])
 
 
 def _note(unit: WriteUnit, row: Any, told: ObservedInstance) -> None:

@@ -29,6 +29,8 @@ MOVES: Moves = MappingProxyType(
         ("Active", "out_of_funds"): "Deactivating",
         # Its machine vanished from a node that is heard.
         ("Active", "missing"): "Deactivating",
+        # Its command came to its end: a container is there for as long as that runs.
+        ("Active", "ended"): "Deactivating",
         ("Deactivating", "gone"): "Inactive",
         ("Deactivating", "node_lost"): "Inactive",
         # The same for one that was failing.
@@ -61,6 +63,8 @@ _AFTER: MappingProxyType[Want, Power] = MappingProxyType(
     {"Running": "Running", "Stopped": "Shutoff", "Paused": "Paused"}
 )
 
+_STOPPED: frozenset[Power] = frozenset({"Created", "Exited", "Dead"})
+
 _FAILURES: MappingProxyType[Cause, str] = MappingProxyType(
     {
         "BadImage": "DockerImagePullFailed",
@@ -85,6 +89,12 @@ def state_of(power: str, want: Want, *, settled: bool) -> str:
 def asked(state: str, action: Action) -> Want | None:
     """What its node should make of a virtual machine in that state; None for what cannot be asked of it."""
     return _WANTS.get((state, action))
+
+
+def has_stopped(kind: str, power: Power | None) -> bool:
+    """Whether a machine that was started is over: a container whose command has ended. What is off of a virtual machine
+    may be started again."""
+    return kind == "Container" and power in _STOPPED
 
 
 def starts_at_once(kind: str, *, exempt: bool) -> bool:

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from marketplace.agent.wire import Capabilities, Cause, Port, Power, Sample, Spec, Via
+from marketplace.agent.wire import Capabilities, Cause, Ending, Port, Power, Sample, Spec, Via
 
 Kind = Literal["VirtualMachine", "Container"]
 Progress = Callable[[Literal["Pulling", "Creating"]], None]
@@ -95,3 +95,6 @@ class Driver(Protocol):
 
     async def tail_log(self, id: str, lines: int) -> str:
         """The last lines of its console or log."""
+
+    async def ending(self, id: str, now: int) -> Ending | None:
+        """How what is off now came to its end; None where it runs, is gone, or may be started again by its renter."""

@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from marketplace.agent.drivers.base import STOP_TIMEOUT_S, DriverError, Kind, ListingFailedError, Progress, Seen
-from marketplace.agent.wire import Capabilities, Port, Power, Sample, Spec, Via
+from marketplace.agent.wire import Capabilities, Cause, Ending, Port, Power, Sample, Spec, Via
 
 Fault = Literal["error", "killed-before", "killed-after"]
 
@@ -32,6 +32,8 @@ class Machine(msgspec.Struct, kw_only=True):
     disk_use: int | None = None
     resets: int = 0
     starts: int = 0
+    status: int = 0
+    """with which a container's command ended"""
 
 
 class Hypervisor:
@@ -63,6 +65,7 @@ class FakeDriver:
         self.kind: Kind = kind
         self.label = label
         self._hypervisor = hypervisor
+        self._off: Power = "Shutoff" if kind == "VirtualMachine" else "Exited"
 
     async def probe(self) -> Capabilities:
         """Everything works."""
@@ -94,11 +97,11 @@ class FakeDriver:
 
     async def start(self, id: str) -> None:
         """Shut off -> running."""
-        self._do("start", id, lambda: self._set(id, "Running", "Shutoff"))
+        self._do("start", id, lambda: self._set(id, "Running", self._off))
 
     async def stop(self, id: str, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """Running -> shut off."""
-        self._do("stop", id, lambda: self._set(id, "Shutoff", "Running"))
+        self._do("stop", id, lambda: self._set(id, self._off, "Running"))
 
     async def pause(self, id: str) -> None:
         """Running -> paused."""
@@ -113,7 +116,7 @@ class FakeDriver:
 
         def work() -> None:
             machine = self._hypervisor.machines.get(id)
-            if machine is not None and machine.power != "Shutoff":
+            if machine is not None and machine.power != self._off:
                 machine.resets += 1
                 machine.power = "Running"
 
@@ -152,13 +155,23 @@ class FakeDriver:
         """What was done to it."""
         return "\n".join(method for method, one in self._hypervisor.done if one == id)
 
+    async def ending(self, id: str, now: int) -> Ending | None:
+        """As the status says."""
+        if self._hypervisor.fault("ending") is not None:
+            raise DriverError("PlatformError", "ending went wrong as scripted")
+        machine = self._hypervisor.machines.get(id)
+        if self.kind == "VirtualMachine" or machine is None or machine.power != self._off:
+            return None
+        cause: Cause | None = "BadCommand" if machine.status else None
+        return Ending(at=now, cause=cause, message=f"It ended with status {machine.status}.")
+
     def _set(self, id: str, power: Power, before: Power) -> None:
         machine = self._hypervisor.machines.get(id)
         if machine is None:
             raise DriverError("PlatformError", "The machine is not there.")
         if machine.power == before:
             machine.power = power
-            machine.starts += power == "Running" and before == "Shutoff"
+            machine.starts += power == "Running" and before == self._off
 
     def _do(self, method: str, id: str, work: object) -> None:
         """Have the effect, and go wrong where it is scripted."""

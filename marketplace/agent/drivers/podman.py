@@ -16,7 +16,7 @@ from marketplace.agent.drivers import disk_quota
 from marketplace.agent.drivers.base import STOP_TIMEOUT_S, DriverError, Kind, ListingFailedError, Progress, Seen
 from marketplace.agent.drivers.podman_service import PodmanService
 from marketplace.agent.mig import MigError
-from marketplace.agent.wire import Capabilities, ContainerSpec, Port, Power, RegistryAuth, Sample, Spec, Via
+from marketplace.agent.wire import Capabilities, ContainerSpec, Ending, Port, Power, RegistryAuth, Sample, Spec, Via
 
 _API = "/v1.41"
 _LABEL = "headrace.instance"
@@ -221,6 +221,23 @@ class PodmanDriver:
         said = await self._raw("GET", path)
         return "" if said.status_code >= 400 else _unframed(said.content)
 
+    async def ending(self, id: str, now: int) -> Ending | None:
+        """From the status of its command; an engine that began anew with its node has forgotten that it ever ran."""
+        known = await self._call("GET", f"/containers/{_name(id)}/json", missing=True)
+        if not known:
+            return None
+        state = known["State"]
+        power = _STATES.get(str(state.get("Status", "")).lower(), "Dead")
+        if power == "Created":
+            return Ending(at=now, cause="PlatformError", message="The container ended when its node began anew.")
+        if power not in ("Exited", "Dead"):
+            return None
+        tail = await self.tail_log(id, 20)
+        failed = state.get("ExitCode") or state.get("OOMKilled") or power == "Dead"
+        return Ending(
+            at=now, cause="BadCommand" if failed else None, message=_ended(state, tail, "ended"), tail=tail[-2000:]
+        )
+
     async def _exists(self, id: str) -> bool:
         return (await self._raw("GET", f"/containers/{_name(id)}/json")).status_code == 200
 
@@ -251,14 +268,9 @@ class PodmanDriver:
             raise _no_start(_message(answer))
         await asyncio.sleep(self._settle_s)
         state = (await self._call("GET", f"/containers/{_name(id)}/json"))["State"]
-        if state.get("Status") in ("exited", "stopped") and state.get("ExitCode"):
+        if state.get("Status") in ("exited", "stopped"):
             tail = await self.tail_log(id, 20)
-            code = state["ExitCode"]
-            why = (
-                "it used more memory than it has" if state.get("OOMKilled") else f"it ended at once with status {code}"
-            )
-            last = next((line.strip() for line in reversed(tail.splitlines()) if line.strip()), "")
-            raise DriverError("BadCommand", f"The container's command failed: {why}." + _saying(last), tail)
+            raise DriverError("BadCommand", _ended(state, tail, "ended at once"), tail)
 
     def _body(self, id: str, spec: ContainerSpec, gpus: list[str]) -> dict[str, Any]:
         host: dict[str, Any] = {
@@ -397,8 +409,16 @@ def _no_start(said: str) -> DriverError:
     return DriverError("PlatformError", "The container could not be started.", said)
 
 
-def _saying(line: str) -> str:
-    return f" Its last words: {line[:200]}" if line else ""
+def _ended(state: dict[str, Any], log: str, how: str) -> str:
+    """How a command came to its end, in words for the renter."""
+    code = state.get("ExitCode") or 0
+    last = next((line.strip() for line in reversed(log.splitlines()) if line.strip()), "")
+    saying = f" Its last words: {last[:200]}" if last else ""
+    if state.get("OOMKilled"):
+        return f"The container's command failed: it used more memory than it has.{saying}"
+    if code:
+        return f"The container's command failed: it {how} with status {code}.{saying}"
+    return f"The container's command {how} with status 0: a container is there for as long as its command runs.{saying}"
 
 
 def _unframed(content: bytes) -> str:

@@ -29,7 +29,7 @@ from marketplace.agent.qmp import Qmp, QmpError
 from marketplace.agent.records import write_whole
 from marketplace.agent.seed import iso, make_seed
 from marketplace.agent.vfio import Vfio, VfioError
-from marketplace.agent.wire import Capabilities, Port, Power, Sample, Spec, Via, VmSpec
+from marketplace.agent.wire import Capabilities, Ending, Port, Power, Sample, Spec, Via, VmSpec
 
 _log = logging.getLogger(__name__)
 
@@ -197,6 +197,10 @@ class QemuDriver:
         path = self._folder(id) / SERIAL
         text = path.read_bytes()[-65536:].decode("utf-8", "replace") if path.exists() else ""
         return "\n".join(text.splitlines()[-lines:])
+
+    async def ending(self, id: str, now: int) -> Ending | None:
+        """A guest may power off, and is started again."""
+        return None
 
     async def _make_disk(self, spec: VmSpec, folder: Path) -> None:
         source = spec.image_path or spec.image_url

@@ -59,7 +59,10 @@ def test_who_has_written_more_than_its_disk_is_stopped_once_and_the_reason_told(
         assert bench.look() == [] and bench.box.power == "Running"
     bench.box.disk_use = MIB + 1
     assert bench.look() == [f"a: The container was stopped: it has written {MIB + 1} bytes, and its disk has {MIB}."]
-    assert bench.box.power == "Shutoff" and bench.look() == []
+    assert bench.box.power == "Exited" and bench.look() == []
+    ending = bench.keeper.records.all()["a"].ended
+    assert ending is not None and ending.cause == "BadCommand"
+    assert ending.message == f"The container was stopped: it has written {MIB + 1} bytes, and its disk has {MIB}."
 
 
 def test_who_fills_a_volume_is_stopped_and_who_empties_it_goes_on(bench: Bench) -> None:
@@ -69,7 +72,7 @@ def test_who_fills_a_volume_is_stopped_and_who_empties_it_goes_on(bench: Bench) 
     assert bench.look() == [] and bench.watch.used == {"v": 3 * MIB}
     bench.volumes["v"] = 3 * MIB + 1
     (told,) = bench.look()
-    assert "its volume at /data grew to" in told and bench.box.power == "Shutoff"
+    assert "its volume at /data grew to" in told and bench.box.power == "Exited"
     bench.volumes["v"] = 5 * MIB
     assert bench.look() == []
 
@@ -84,7 +87,8 @@ def test_virtual_machines_and_what_is_being_made_are_left_alone(bench: Bench) ->
     assert asyncio.run(bench.watch.look()) == []
     bench.hypervisor.script([("stop", "error")])
     bench.keeper.records.put(Record(id="a", spec=spec, stage="Created", created_at=0))
-    assert bench.look() == [] and len(bench.look()) == 1, "what cannot be stopped now is stopped at the next look"
+    assert bench.look() == [] and bench.keeper.records.all()["a"].ended is None
+    assert len(bench.look()) == 1, "what cannot be stopped now is stopped at the next look"
 
 
 ROOT = "26 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw"

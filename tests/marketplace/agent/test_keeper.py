@@ -6,21 +6,24 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from marketplace.agent.disks import BASE, DISK, RetainedDisks
+from marketplace.agent.drivers.base import Kind
 from marketplace.agent.drivers.fake import FakeDriver, Hypervisor, KilledError, Machine
 from marketplace.agent.keeper import Keeper
 from marketplace.agent.reconcile import SECOND
 from marketplace.agent.records import RecordError, Records
-from marketplace.agent.wire import Desired, DesiredInstance, ObservedInstance, Settings, VmSpec
+from marketplace.agent.wire import ContainerSpec, Desired, DesiredInstance, Ending, ObservedInstance, Settings, VmSpec
 
 
 class Node:
     """An agent over a folder and a hypervisor, driven round by round."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, kind: Kind = "VirtualMachine") -> None:
         self.folder = folder
+        self.kind = kind
         self.hypervisor = Hypervisor()
         self.now = 1_000 * SECOND
         self.restart()
@@ -29,8 +32,8 @@ class Node:
         """A new process on the same folder, in a session of its own."""
         records = Records(self.folder / "instances", durable=False)
         disks = RetainedDisks(self.folder / "retained")
-        driver = FakeDriver(self.hypervisor)
-        self.keeper = Keeper(records=records, disks=disks, drivers={"VirtualMachine": driver}, now=lambda: self.now)
+        drivers = {self.kind: FakeDriver(self.hypervisor, kind=self.kind)}
+        self.keeper = Keeper(records=records, disks=disks, drivers=drivers, now=lambda: self.now)
         self.keeper.connected = True
 
     def rounds(self, *wanted: DesiredInstance, count: int = 2) -> dict[str, ObservedInstance]:
@@ -68,6 +71,27 @@ def test_a_machine_lives_and_ends(node: Node) -> None:
     assert node.hypervisor.machines == {}
     assert node.rounds() == {}
     assert not (node.folder / "instances" / "a").exists()
+
+
+def test_how_a_container_ended_is_told_with_the_next_look(tmp_path: Path) -> None:
+    node = Node(tmp_path, kind="Container")
+    box = wish(spec=ContainerSpec(name="c", image="i"))
+    assert node.rounds(box)["a"].ended is None
+    node.hypervisor.machines["a"].power, node.hypervisor.machines["a"].status = "Exited", 3
+    node.hypervisor.script([("ending", "error")])
+    assert node.rounds(box)["a"].ended is None, "nobody knows yet"
+    node.now += SECOND
+    seen = node.now
+    told = node.rounds(box, count=1)["a"]
+    assert (told.power, told.ended) == (
+        "Exited",
+        Ending(at=seen, cause="BadCommand", message="It ended with status 3."),
+    )
+    node.now += SECOND
+    node.restart()
+    assert node.rounds(box)["a"] == told, "and is remembered"
+    gone = node.rounds(msgspec.structs.replace(box, want="Absent", gen=2))["a"]
+    assert (gone.phase, gone.ended, node.hypervisor.machines) == ("Absent", None, {})
 
 
 def test_a_failed_creation_is_cleaned_up_and_told(node: Node) -> None:

@@ -123,6 +123,19 @@ def test_a_container_lives_within_its_limits_and_failures_are_explained(
             assert ended.message == (
                 "The container's command failed: it ended at once with status 7. Its last words: no command"
             )
+            quick = await failure(
+                driver, ContainerSpec(name="b", image=image, command=["/bin/sh", "-c", ":"]), tmp_path
+            )
+            assert quick.message.startswith("The container's command ended at once with status 0: ")
+            sleeps = ContainerSpec(name="c", image=image, command=["/bin/sh", "-c", "sleep 600"])
+            await driver.create("c", sleeps, tmp_path, phases.append)
+            assert await driver.ending("c", 5) is None
+            await driver.stop("c", 0)
+            ending = await driver.ending("c", 5)
+            assert ending is not None
+            assert ending.message == "The container's command failed: it ended with status 137."
+            await driver.destroy("c")
+            assert await driver.ending("c", 5) is None
             missing = await failure(driver, ContainerSpec(name="b", image=image[:-1] + "9"), tmp_path)
             assert missing.cause == "BadImage"
             assert "check its name and tag" in missing.message
@@ -201,6 +214,79 @@ def test_an_image_that_names_no_command_is_its_renter_s_matter(said: str) -> Non
         "The image names no command to run: the rental has to name one.",
     )
     assert podman._not_made("no space left on device").cause == "PlatformError"
+
+
+class Engine:
+    """A container engine with one container, which is as the test says."""
+
+    def __init__(self) -> None:
+        self.state: dict[str, Any] | None = {"Status": "running", "ExitCode": 0}
+        self.log = b""
+
+    async def __call__(self, request: httpx2.Request) -> httpx2.Response:
+        if request.url.path.endswith("/logs"):
+            return httpx2.Response(200, content=self.log)
+        if self.state is None:
+            return httpx2.Response(404, json={"message": "no such container"})
+        return httpx2.Response(200, json={"State": self.state, "Config": {}})
+
+
+LASTS = "a container is there for as long as its command runs."
+
+
+@pytest.mark.parametrize(
+    ("state", "log", "cause", "message"),
+    [
+        ({"Status": "exited", "ExitCode": 0}, b"", None, f"The container's command ended with status 0: {LASTS}"),
+        (
+            {"Status": "exited", "ExitCode": 3},
+            b"one\ntwo\n\n",
+            "BadCommand",
+            "The container's command failed: it ended with status 3. Its last words: two",
+        ),
+        (
+            {"Status": "stopped", "ExitCode": 137, "OOMKilled": True},
+            b"",
+            "BadCommand",
+            "The container's command failed: it used more memory than it has.",
+        ),
+        ({"Status": "configured"}, b"", "PlatformError", "The container ended when its node began anew."),
+    ],
+)
+def test_how_a_container_ended_is_found_out_from_its_engine(
+    tmp_path: Path, state: dict[str, Any], log: bytes, cause: str | None, message: str
+) -> None:
+    engine = Engine()
+    driver = PodmanDriver(tmp_path, tmp_path, label="n", socket=tmp_path / "s", settle_s=0)
+    driver._held = httpx2.AsyncClient(transport=httpx2.MockTransport(engine), base_url="http://engine/v1")
+
+    async def main() -> None:
+        assert await driver.ending("a", 5) is None, "it runs"
+        engine.state, engine.log = state, log
+        found = await driver.ending("a", 5)
+        assert found is not None
+        assert (found.at, found.cause, found.message) == (5, cause, message)
+        engine.state = None
+        assert await driver.ending("a", 5) is None, "it is gone"
+        await driver.close()
+
+    asyncio.run(main())
+
+
+def test_a_command_that_ends_at_once_has_failed_whatever_it_says(tmp_path: Path) -> None:
+    engine = Engine()
+    engine.state = {"Status": "exited", "ExitCode": 0}
+    driver = PodmanDriver(tmp_path, tmp_path, label="n", socket=tmp_path / "s", settle_s=0)
+    driver._held = httpx2.AsyncClient(transport=httpx2.MockTransport(engine), base_url="http://engine/v1")
+
+    async def main() -> DriverError:
+        with pytest.raises(DriverError) as caught:
+            await driver.create("a", ContainerSpec(name="a", image="localhost/i"), tmp_path, print)
+        await driver.close()
+        return caught.value
+
+    told = asyncio.run(main())
+    assert (told.cause, told.message) == ("BadCommand", f"The container's command ended at once with status 0: {LASTS}")
 
 
 def test_the_service_of_an_agent_that_was_killed_is_ended(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from marketplace.agent.wire import (
     ContainerSpec,
     Desired,
     DesiredInstance,
+    Ending,
     Failure,
     Port,
     Settings,
@@ -74,6 +75,24 @@ def test_what_was_made_and_is_gone_is_missing_and_not_made_again() -> None:
 
 def test_a_creation_that_was_cut_off_is_finished() -> None:
     assert decide(view(wanted=[wish()], known=[record(stage="Creating")])) == [reconcile.Create(wish())]
+
+
+def test_a_container_that_is_off_without_being_asked_is_inquired_into_once() -> None:
+    box = ContainerSpec(name="c", image="i")
+    off = Seen(id="a", kind="Container", power="Exited")
+    known, asked = record(spec=box), [wish(spec=box)]
+    assert decide(view(wanted=asked, there=[off], known=[known])) == [reconcile.Inquire("a")]
+    assert decide(view(wanted=asked, there=[off], known=[known], busy={"a"})) == []
+    ending = Ending(at=NOW, message="It ended.")
+    found = view(wanted=asked, there=[off], known=[msgspec.structs.replace(known, ended=ending)])
+    told = observe(found, {}, [])
+    assert decide(found) == [] and told is not None
+    assert (told.instances[0].phase, told.instances[0].ended) == ("Running", ending)
+    assert decide(view(wanted=asked, there=[off], known=[record(spec=box, want="Stopped")])) == []
+    assert decide(view(wanted=[wish()], there=[seen(power="Shutoff")], known=[record()])) == [], "a guest's own affair"
+    running = msgspec.structs.replace(off, power="Running")
+    told = observe(view(wanted=asked, there=[running], known=[msgspec.structs.replace(known, ended=ending)]), {}, [])
+    assert told is not None and told.instances[0].ended is None, "it runs"
 
 
 def test_nothing_new_begins_while_the_server_is_gone() -> None:

@@ -213,7 +213,7 @@ def test_a_virtual_machine_and_a_container_are_rented_reached_and_billed(
                 )
             except AssertionError as error:
                 raise AssertionError((tmp_path / "agent.log").read_text()) from error
-            assert house.billed(vm) > house.billed(box) > 0
+            assert min(house.billed(vm), house.billed(box)) > 0
             assert house.spent() == house.billed(vm) + house.billed(box)
             assert house.rack.audit().clean
             assert "cannot be published" not in (tmp_path / "agent.log").read_text()
@@ -244,7 +244,8 @@ async def life_of_a_machine(house: House, image: str, renter: Any) -> str:
 
 
 async def life_of_a_container(house: House, image: str) -> str:
-    """One that cannot be pulled, two whose command cannot be run, and one that serves; only that one costs anything."""
+    """One that cannot be pulled, three whose command cannot be run or ends at once, and one that serves and then ends by
+    itself; only that one costs anything."""
     refused = await house.rent({"Docker": {"image": image}})
     shown = await house.begun(refused)
     assert "check its name and credentials" in shown["failure"]["user_message"]
@@ -253,7 +254,11 @@ async def life_of_a_container(house: House, image: str) -> str:
     login = {"UsernamePassword": {"username": "ann", "password": "a secret"}}
     await commands_that_fail(house, image, login)
 
-    script = "mkdir /w; echo $GREETING > /w/index.html; exec httpd -f -p 80 -h /w"
+    script = (
+        "mkdir -p /w/cgi-bin; echo $GREETING > /w/index.html; httpd -p 80 -h /w; "
+        "printf '#!/bin/sh\\necho; touch /end' > /w/cgi-bin/end; chmod 755 /w/cgi-bin/end; "
+        "until [ -e /end ]; do sleep 0.2; done; echo told to end; exit 4"
+    )
     config = {
         "image": image,
         "command": ["/bin/sh", "-c", script],
@@ -267,8 +272,11 @@ async def life_of_a_container(house: House, image: str) -> str:
     (port,) = house.ports(box)
     async with httpx2.AsyncClient() as client:
         assert (await client.get(f"http://127.0.0.1:{port}/")).text == "hello\n"
-    await house.act("terminate", box)
+    async with httpx2.AsyncClient() as client:
+        assert (await client.get(f"http://127.0.0.1:{port}/cgi-bin/end")).status_code == 200
     await house.until(box, status="Inactive")
+    said = "The container's command failed: it ended with status 4. Its last words: told to end"
+    assert house.column(box, "failure_message") == said
     return box
 
 
@@ -277,6 +285,7 @@ async def commands_that_fail(house: House, image: str, login: dict[str, Any]) ->
     for command, said in (
         (["/bin/nothere"], "The container's command is not in its image."),
         (["/bin/sh", "-c", "echo no model; exit 3"], "it ended at once with status 3. Its last words: no model"),
+        (["/bin/sh", "-c", ":"], "The container's command ended at once with status 0: "),
     ):
         failed = await house.rent({"Docker": {"image": image, "command": command, "registry_auth": login}})
         shown = await house.begun(failed)

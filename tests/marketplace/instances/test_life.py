@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import func, select
 
 from marketplace.accounts import service as accounts
+from marketplace.agent.wire import Ending
 from marketplace.instances.tables import instance
 from marketplace.ledger.money import NANO, round_half_up
 from marketplace.ledger.rental_tables import rental_meter
@@ -177,6 +178,57 @@ def test_a_machine_that_vanished_twice_in_a_row_is_over_and_costs_until_it_was_l
     spent = 1000 * NANO - balance(rack, ada)
     assert round_half_up(rack.COST * 30_000_000, HOUR_US) <= spent < round_half_up(rack.COST * 40_000_000, HOUR_US)
     assert column(rack, machine, "stop_at") > begun and rack.audit().clean
+
+
+def ended(rack: Rack, cause: Any, message: str) -> dict[str, Any]:
+    """What a node says of a container that ended by itself, a moment ago."""
+    return {"power": "Exited", "ended": Ending(at=rack.office.now, cause=cause, message=message)}
+
+
+def test_a_container_that_ended_before_it_was_seen_to_run_has_failed_and_costs_nothing(rack: Rack, ada: Caller) -> None:
+    node = rack.node()
+    machine = rack.rented(ada, container=True)
+    node.poll()
+    node.sees(machine, "Running", power="Exited")
+    node.poll()
+    assert rack.show(ada, machine)["status"] == "Initializing", "it does not run"
+    node.sees(machine, "Running", **ended(rack, None, "It ended with status 0."))
+    node.poll()
+    node.clean()
+    shown = rack.show(ada, machine)
+    assert (shown["status"], shown["failure"]["cause"]) == ("Failed", "DockerCommandFailed")
+    assert shown["failure"]["user_message"] == "It ended with status 0."
+    assert (balance(rack, ada), live_claims(rack)) == (1000 * NANO, 0) and rack.audit().clean
+
+
+@pytest.mark.parametrize("cause", [None, "BadCommand"])
+def test_a_container_that_ended_by_itself_is_over_at_the_next_report_and_costs_until_then(
+    rack: Rack, ada: Caller, cause: str | None
+) -> None:
+    node = rack.node()
+    machine = rack.rented(ada, container=True)
+    node.run(machine)
+    begun = column(rack, machine, "ready_at")
+    rack.office.wait(30)
+    how = ended(rack, cause, "It ended.")
+    until = rack.office.now
+    rack.office.wait(20)  # the report was under way for so long
+    node.sees(machine, "Running", **how)
+    node.poll()
+    shown = rack.show(ada, machine)
+    assert (shown["status"], shown["containers"][0]["state"]) == ("Deactivating", "Exited")
+    failed = shown["failure"] and (shown["failure"]["cause"], shown["failure"]["user_message"])
+    assert failed == (None if cause is None else ("DockerCommandFailed", "It ended."))
+    cost = round_half_up(rack.COST * (until - begun), HOUR_US)
+    assert 1000 * NANO - balance(rack, ada) == cost
+    node.poll()
+    rack.office.wait(3600)
+    node.clean()
+    assert rack.show(ada, machine)["status"] == "Inactive" and live_claims(rack) == 0
+    assert 1000 * NANO - balance(rack, ada) == cost and rack.audit().clean
+    told = rack.office.ask("events.list", {}, ada).body["events"]
+    (one,) = [event for event in told if event["action"] == "instances.ended"]
+    assert (one["subject_id"], one["detail"]["message"]) == (machine, "It ended.")
 
 
 def test_terminated_before_it_was_ready_it_costs_nothing(rack: Rack, ada: Caller) -> None:

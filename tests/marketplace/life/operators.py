@@ -40,16 +40,17 @@ class Nodes(Game):
 
     @rule(number=one, which=one, how=st.sampled_from(["Shutoff", "gone"]))
     def guest_goes(self, number: int, which: int, how: str) -> None:
-        """A guest shuts itself down, or somebody removes its machine by hand."""
+        """A guest shuts itself down, a command ends, or somebody removes its machine by hand."""
         host = self.host(number)
         ids = sorted(host.machines)
         if ids:
-            for hypervisor in host.hypervisors.values():
+            for kind, hypervisor in host.hypervisors.items():
                 machine = hypervisor.machines.get(ids[which % len(ids)])
                 if machine is not None and how == "gone":
                     del hypervisor.machines[machine.id]
                 elif machine is not None:
-                    machine.power = "Shutoff"
+                    machine.power = "Shutoff" if kind == "VirtualMachine" else "Exited"
+                    machine.status = which % 2
 
     @rule(
         number=one,
