@@ -106,12 +106,15 @@ class Pool:
     @property
     def connected(self) -> bool:
         """True while a replica answers."""
-        return any(replica.client.connected for replica in self.replicas)
+        return self.client.connected
 
     @property
     def client(self) -> EngineClient:
         """The connection to a replica that answers, for questions that any can answer; to the first where none does."""
-        return next((r.client for r in self.replicas if r.client.connected), self.replicas[0].client)
+        for replica in self.replicas:
+            if replica.client.connected:
+                return replica.client
+        return self.replicas[0].client
 
     @property
     def max_context(self) -> int:

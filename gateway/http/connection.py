@@ -149,13 +149,17 @@ class Connection(asyncio.Protocol):
     def on_url(self, url: bytes) -> None:
         """A piece of the request's target."""
         self._url += url
-        self._count(len(url))
+        self._head_bytes += len(url)
+        if self._head_bytes > HEAD_BYTES:
+            self._too_large()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """One header."""
         name = name.lower()
         self._headers.append((name, value))
-        self._count(len(name) + len(value))
+        self._head_bytes += len(name) + len(value)
+        if self._head_bytes > HEAD_BYTES:
+            self._too_large()
         if name == b"expect" and value.lower() == b"100-continue":
             self._expects = True
 
@@ -307,11 +311,9 @@ class Connection(asyncio.Protocol):
 
     # -- heads that are too large, too slow, or none -----------------------------------------------
 
-    def _count(self, size: int) -> None:
-        self._head_bytes += size
-        if self._head_bytes > HEAD_BYTES:
-            self._complaint = f"The head of the request is larger than {HEAD_BYTES} bytes."
-            raise ValueError(self._complaint)
+    def _too_large(self) -> None:
+        self._complaint = f"The head of the request is larger than {HEAD_BYTES} bytes."
+        raise ValueError(self._complaint)
 
     def _refuse(self, message: str) -> None:
         """Nothing more is understood: say so when those before are answered."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, MutableMapping
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -49,12 +49,26 @@ def _nothing() -> None:
     """Nobody wants to know."""
 
 
+class _Shape(NamedTuple):
+    """How a response begins and is framed."""
+
+    head: bytes
+    """Without the line breaks at its end."""
+    keep: bool = False
+    """The connection stays open."""
+    mute: bool = False
+    """No body is sent."""
+    chunked: bool = False
+    length: int = 0
+    """Of the body; negative where nobody said."""
+
+
 class Turn:
     """Belongs to its event loop. Writing out of order is a RuntimeError; to a client that has left, nothing at all."""
 
     __slots__ = (
-        "_body", "_chunked", "_head", "_left", "_mute", "_news", "_room", "_wire", "begun", "expects", "gone", "keep",
-        "on_lost", "on_room", "over", "scope", "whole",
+        "_body", "_chunked", "_head", "_left", "_mute", "_news", "_prepared", "_reader", "_room", "_wire", "begun",
+        "expects", "gone", "keep", "on_lost", "on_room", "over", "scope", "whole",
     )  # fmt: skip
 
     def __init__(self, wire: Wire, scope: MutableMapping[str, Any], *, keep: bool, expects: bool) -> None:
@@ -75,9 +89,13 @@ class Turn:
         self.on_lost: Callable[[], None] = _nothing
         """Called when the client has left, once."""
         self._wire = wire
-        self._body = bytearray()
-        self._news = asyncio.Event()
+        self._body = b""
+        self._news = False
+        """There is something that the reader has not been told."""
+        self._reader: asyncio.Event | None = None
+        """What who reads waits for, once somebody has to."""
         self._room: asyncio.Future[None] | None = None
+        self._prepared = _Shape(b"")
         self._head: bytes | None = None
         self._chunked = self._mute = False
         self._left = 0
@@ -102,6 +120,20 @@ class Turn:
         in it is a ValueError, and nothing is set."""
         if self.begun:
             raise RuntimeError("the response has begun already")
+        self.prepare(status, headers)
+        self.begin_as_prepared()
+
+    def begin_as_prepared(self, header: bytes = b"") -> None:
+        """Set the head that was prepared last, with one more line of the caller's, which has no line break in it."""
+        if self.begun or not self._prepared.head:
+            raise RuntimeError("the response has begun already, or was not prepared")
+        shape = self._prepared
+        end = b"\r\n" + header + b"\r\n\r\n" if header else b"\r\n\r\n"
+        self.begun, self.keep, self._head = True, shape.keep, shape.head + end
+        self._mute, self._chunked, self._left = shape.mute, shape.chunked, shape.length
+
+    def prepare(self, status: int, headers: Headers) -> None:
+        """Work out a head, of a response that begins later with it or in another way. Raises ValueError as `begin`."""
         lines, length = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d " % status], -1
         # Who was never told to send the body may send something else.
         keep = self.keep and (self.whole or not self.expects)
@@ -122,12 +154,11 @@ class Turn:
             keep = False  # an old client knows the end of the body by the end of the connection
         if not keep:
             lines.append(b"connection: close")
-        head = b"\r\n".join(lines) + b"\r\n\r\n"
-        ends = len(lines) + 1
+        head = b"\r\n".join(lines)
+        ends = len(lines) - 1
         if head.count(b"\n") != ends or head.count(b"\r") != ends or b"\0" in head:
             raise ValueError("a header of the response has a line break in it")
-        self.begun, self.keep, self._head = True, keep, head
-        self._mute, self._chunked, self._left = mute, chunked, length
+        self._prepared = _Shape(head, keep, mute, chunked, length)
 
     def write(self, data: bytes) -> None:
         """Write a piece of the body, and the head before the first; with nothing, the head alone."""
@@ -145,7 +176,7 @@ class Turn:
         if self._left > 0 and not self._mute:
             self._wire.abort()
             raise RuntimeError(f"the body lacks {self._left} bytes of what its head announced")
-        self._news.set()
+        self._tell_reader()
         self._wire.ended(self)
 
     def _put(self, framed: bytes) -> None:
@@ -202,26 +233,38 @@ class Turn:
             self._wire.put(b"HTTP/1.1 100 Continue\r\n\r\n")
         if not self.gone and not self.over:
             self._wire.more()
-            await self._news.wait()
-            self._news.clear()
+            if not self._news:
+                self._reader = self._reader or asyncio.Event()
+                await self._reader.wait()
         if self.gone or self.over:
             return {"type": "http.disconnect"}
-        body, self._body = bytes(self._body), bytearray()
-        return {"type": "http.request", "body": body, "more_body": not self.whole}
+        return {"type": "http.request", "body": self.taken(), "more_body": not self.whole}
+
+    def taken(self) -> bytes:
+        """What of the body has come and was not read yet, without a wait for more."""
+        body, self._body, self._news = self._body, b"", False
+        if self._reader is not None:
+            self._reader.clear()
+        return body
 
     # -- what the connection says ------------------------------------------------------------------
 
     def take(self, data: bytes) -> None:
         """A piece of the request's body."""
-        self._body += data
+        self._body = self._body + data if self._body else data
         if len(self._body) > READ_AHEAD:
             self._wire.enough()
-        self._news.set()
+        self._tell_reader()
 
     def complete(self) -> None:
         """The request is whole."""
         self.whole = True
-        self._news.set()
+        self._tell_reader()
+
+    def _tell_reader(self) -> None:
+        self._news = True
+        if self._reader is not None:
+            self._reader.set()
 
     def resume(self) -> None:
         """The client has caught up."""
@@ -232,7 +275,7 @@ class Turn:
     def lost(self) -> None:
         """The connection is gone."""
         self.gone = True
-        self._news.set()
+        self._tell_reader()
         if self._room is not None and not self._room.done():
             self._room.set_result(None)
         listener = self.on_lost

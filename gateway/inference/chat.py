@@ -29,7 +29,10 @@ class ChatAsk:
     @property
     def text_size(self) -> int:
         """Characters of all messages."""
-        return sum(len(message["content"]) for message in self._messages)
+        size = 0
+        for message in self._messages:
+            size += len(message["content"])
+        return size
 
     def check(self, dimensions: int) -> None:
         """The model generates. Raises ApiError."""

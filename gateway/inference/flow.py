@@ -129,8 +129,8 @@ class Flow:
                 tokens += len(delta.token_ids)
                 if delta.finish_reason == "abort" and self.stopped is None:
                     raise EngineError("draining", "the engine ended the request")
-            self._observe(tokens, now)
             sink.write(self._first, deltas, now)
+            self._observe(tokens, now)
         if finished:
             self._over.set_result(None)
             return

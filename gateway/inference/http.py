@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from gateway.http.turn import Turn
@@ -61,11 +61,12 @@ class Exchange:
         A body over the limit is read to its end, within reason, before it is refused: an answer to a client that is
         still sending is lost with the connection.
         """
-        declared = self.header(b"content-length")
-        if declared.isdigit() and int(declared) > limit and self.header(b"expect"):
-            raise errors.too_large(limit)
         if self.turn.whole:
-            return await self._whole(limit)
+            return self._whole(limit)
+        if self.turn.expects:
+            declared = self.header(b"content-length")
+            if declared.isdigit() and int(declared) > limit:
+                raise errors.too_large(limit)
         chunks: list[bytes] = []
         size = 0
         try:
@@ -90,26 +91,14 @@ class Exchange:
             raise errors.too_large(limit)
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
-    async def _whole(self, limit: int) -> bytes:
+    def _whole(self, limit: int) -> bytes:
         """A body that has come in whole already: nothing is waited for, and nothing has to watch the time."""
-        message = await self.turn.receive()
-        if message["type"] == "http.disconnect":
+        if self.turn.gone:
             raise ClientGone
-        body: bytes = message.get("body", b"")
+        body = self.turn.taken()
         if len(body) > limit:
             raise errors.too_large(limit)
         return body
-
-    def headers(self, more: Iterable[tuple[bytes, bytes]] = ()) -> list[tuple[bytes, bytes]]:
-        """Headers of every answer, then those learnt on the way, then `more`."""
-        spent = round((time.perf_counter() - self.began) * 1000)
-        return [
-            (b"x-request-id", self.request_id.encode("ascii")),
-            (b"openai-processing-ms", b"%d" % spent),
-            (b"openai-version", API_VERSION),
-            *self.extra,
-            *more,
-        ]
 
     async def json(self, status: int, body: bytes, headers: Headers = ()) -> None:
         """Send a whole JSON answer."""
@@ -117,21 +106,42 @@ class Exchange:
 
     async def text(self, status: int, body: bytes, content_type: bytes, headers: Headers = ()) -> None:
         """Send a whole answer of any type."""
-        self.status = status
         shape = ((b"content-type", content_type), (b"content-length", b"%d" % len(body)))
-        self.turn.begin(status, self.headers((*shape, *headers)))
+        self.begin(status, (*shape, *headers))
         self.turn.end(body)
+
+    def begin(self, status: int, headers: Headers) -> None:
+        """Begin an answer whose body the caller writes."""
+        self.turn.prepare(status, self._head(headers))
+        self._begin_as_prepared(status)
 
     async def fail(self, error: ApiError) -> None:
         """Send an error as an ordinary HTTP answer."""
         await self.json(error.status, error.body(self.request_id), error.headers)
 
-    def start_stream(self) -> None:
-        """Begin an event stream."""
-        self.status = 200
+    def prepare_stream(self) -> None:
+        """Work out the head of an event stream, while the engine works on what it will say."""
         stream = (
             (b"content-type", b"text/event-stream; charset=utf-8"),
             (b"cache-control", b"no-cache"),
             (b"x-accel-buffering", b"no"),
         )
-        self.turn.begin(200, self.headers(stream))
+        self.turn.prepare(200, self._head(stream))
+
+    def start_stream(self) -> None:
+        """Begin the event stream that was prepared."""
+        self._begin_as_prepared(200)
+
+    def _begin_as_prepared(self, status: int) -> None:
+        """Begin, and say how many milliseconds it took to get there."""
+        self.status = status
+        self.turn.begin_as_prepared(b"openai-processing-ms: %d" % round((time.perf_counter() - self.began) * 1000))
+
+    def _head(self, headers: Headers) -> list[tuple[bytes, bytes]]:
+        """Headers of every answer, then those learnt on the way, then the given ones."""
+        return [
+            (b"x-request-id", self.request_id.encode("ascii")),
+            (b"openai-version", API_VERSION),
+            *self.extra,
+            *headers,
+        ]

@@ -81,10 +81,16 @@ class Services(msgspec.Struct, kw_only=True):
 
 async def authenticate(services: Services, exchange: Exchange) -> KeyState:
     """Name the caller. Raises ApiError (401)."""
-    scope_headers = exchange.scope["headers"]
-    authorization = next((value for name, value in scope_headers if name == b"authorization"), None)
-    x_api_key = next((value for name, value in scope_headers if name == b"x-api-key"), None)
-    key = await services.keys.recognise(authorization, x_api_key)
+    authorization: bytes | None = None
+    x_api_key: bytes | None = None
+    for name, value in exchange.scope["headers"]:
+        if name == b"authorization" and authorization is None:
+            authorization = value
+        elif name == b"x-api-key" and x_api_key is None:
+            x_api_key = value
+    key = services.keys.authenticate(authorization, x_api_key)
+    if key is None:
+        key = await services.keys.recognise(authorization, x_api_key)
     if key is None:
         raise errors.invalid_api_key(exchange.credential())
     client = exchange.scope.get("client")
@@ -104,7 +110,8 @@ async def answer(services: Services, exchange: Exchange, parse: Callable[[bytes]
         if error.code == "invalid_json" and coding not in ("", "identity"):
             raise errors.encoded(coding) from error
         raise
-    name_ignored(exchange, ask.ignored)
+    if ask.ignored:
+        name_ignored(exchange, ask.ignored)
     model = services.catalogue.find(ask.request.model)
     price = None if model is None else model.price
     if model is None or price is None or not key.may_use(model.name):
@@ -117,8 +124,7 @@ async def answer(services: Services, exchange: Exchange, parse: Callable[[bytes]
     if refused is not None:
         raise limits.refusal(refused)
     try:
-        costs = any(msgspec.structs.astuple(price.price))
-        if costs and not model.server.awake and await services.meter.penniless(key.account_id):
+        if not model.server.awake and await _cannot_pay(services, price, key):
             raise errors.insufficient_quota(services.limits.quota_status)  # for who cannot pay, nobody makes room
         visit = await visit_to(model)
     except BaseException:  # a caller who hung up, too, runs no longer
@@ -146,6 +152,10 @@ async def answer(services: Services, exchange: Exchange, parse: Callable[[bytes]
         )
 
 
+async def _cannot_pay(services: Services, price: PriceVersion, key: KeyState) -> bool:
+    return any(msgspec.structs.astuple(price.price)) and await services.meter.penniless(key.account_id)
+
+
 def name_ignored(exchange: Exchange, ignored: Iterable[str]) -> None:
     """Say in the answer which fields of the body were not known."""
     named = ",".join(quote(name[:80], safe="[]._-") for name in ignored)
@@ -167,7 +177,8 @@ async def _admit(
     """Tokenise, take places in the queue, hold money, ask the engine. Raises ApiError; then nothing is taken."""
     if not model.connected:
         raise errors.unavailable(f"The engine that serves '{model.name}' is starting. Please retry shortly.")
-    ask.check(model.dimensions)
+    dimensions = model.dimensions
+    ask.check(dimensions)
     check_vocabulary(ask.request, model.tokenizer.vocab_size)
     if ask.text_size > services.limits.inline_chars:
         loop = asyncio.get_running_loop()
@@ -191,8 +202,9 @@ async def _admit(
             services.limits.quota_status,
         )
     now = round(services.clock() * 1e6)
+    at_once = _at_once(model, n)
     try:
-        ticket = model.capacity.enter(now, n * min(len(prompts), _at_once(model, n)))
+        ticket = model.capacity.enter(now, n * min(len(prompts), at_once))
     except OverloadedError as error:
         for tab in tabs:
             tab.cancel()
@@ -204,7 +216,7 @@ async def _admit(
         charges = await _hold(services, exchange, ask, model, price, key, prompts, params)
         for tab, charge in zip(tabs, charges):
             tab.follow(charge)
-        runs = _dispatch(services, exchange, ask, model, key, charges, prompts, params)
+        runs = _dispatch(services, exchange, n, at_once, model, key, charges, prompts, params)
     except BaseException:  # a caller who hung up, too, gives back place, budget and tokens
         model.capacity.leave(ticket, now, served=False)
         for tab in tabs:
@@ -217,10 +229,10 @@ async def _admit(
         sink,
         created,
         services.limits.request_timeout_s,
-        _at_once(model, n),
-        together=model.dimensions > 0,
+        at_once,
+        together=dimensions > 0,
     )
-    meters = services.telemetry.model(model.name)
+    meters = runs[0].meters
     services.answers.add(admitted)
     meters.in_flight += 1
 
@@ -286,15 +298,15 @@ def _at_once(model: Model, n: int) -> int:
 def _dispatch(
     services: Services,
     exchange: Exchange,
-    ask: Ask,
+    n: int,
+    at_once: int,
     model: Model,
     key: KeyState,
     charges: list[Charge],
     prompts: list[list[int]],
     params: list[SamplingParams],
 ) -> list[Run]:
-    """Send every prompt to the engine, or none. Raises ApiError."""
-    n = ask.request.n or 1
+    """Send so many of the prompts to the engine at once, or none. Raises ApiError."""
     meters = services.telemetry.model(model.name)
     runs = [
         Run(
@@ -316,7 +328,7 @@ def _dispatch(
         for index, (charge, prompt, asked) in enumerate(zip(charges, prompts, params, strict=True))
     ]
     try:
-        for run in runs[: _at_once(model, n)]:
+        for run in runs[:at_once]:
             run.begin()
     except ApiError:
         for run in runs:

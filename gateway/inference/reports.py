@@ -188,14 +188,13 @@ class Reports:
         """Send lines as they are read: however many there are, one page of them is in memory."""
         parts = self._sums_sheet(key, asked) if asked.by is not None else self._records_sheet(key, asked)
         first = await anext(parts)
-        exchange.status = 200
         shape = (
             (b"content-type", sheets.MEDIA_TYPE.encode("ascii")),
             (b"content-disposition", b'attachment; filename="usage.csv"'),
             (b"cache-control", b"no-store"),
         )
         turn = exchange.turn
-        turn.begin(200, exchange.headers(shape))
+        exchange.begin(200, shape)
         turn.write(first)
         async for part in parts:
             await turn.drained()

@@ -53,6 +53,7 @@ async def respond_stream(exchange: Exchange, answer: Answer, slow_client_s: floa
     outbox, turn = answer.sink.outbox, exchange.turn
     _watch(exchange, answer)
     guard = _Guard(exchange, answer, outbox, slow_client_s, keep_alive_s)
+    exchange.prepare_stream()
     outbox.open(turn, exchange.start_stream)
     try:
         last = await outbox.closed()

@@ -122,14 +122,20 @@ def check_sampling(request: Sampling) -> None:
             raise errors.unsupported("stream_options.include_obfuscation", "is not available on this server")
         if options.continuous_usage_stats:
             raise errors.unsupported("stream_options.continuous_usage_stats", "is not available on this server")
-    stops = stop_strings(request.stop)
+    if request.logit_bias:
+        logit_bias(request.logit_bias)
+    if request.stop is not None:
+        _check_stops(request.stop)
+
+
+def _check_stops(asked: str | list[str]) -> None:
+    stops = stop_strings(asked)
     if len(stops) > MAX_STOP:
         raise errors.invalid("stop", f"Invalid value for 'stop': at most {MAX_STOP} sequences, got {len(stops)}.")
     for index, stop in enumerate(stops):
         if not stop:
-            where = "stop" if isinstance(request.stop, str) else f"stop[{index}]"
+            where = "stop" if isinstance(asked, str) else f"stop[{index}]"
             raise errors.invalid(where, f"Invalid value for '{where}': a stop sequence must not be empty.")
-    logit_bias(request.logit_bias)
 
 
 def stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
@@ -154,8 +160,10 @@ def logit_bias(bias: dict[str, float] | None) -> dict[int, float]:
 
 def check_vocabulary(request: Sampling, vocab_size: int) -> None:
     """Token ids in the request must exist in the model. Raises ApiError."""
-    _check_ids("logit_bias", logit_bias(request.logit_bias), vocab_size)
-    _check_ids("stop_token_ids", request.stop_token_ids or (), vocab_size)
+    if request.logit_bias:
+        _check_ids("logit_bias", logit_bias(request.logit_bias), vocab_size)
+    if request.stop_token_ids:
+        _check_ids("stop_token_ids", request.stop_token_ids, vocab_size)
 
 
 def _check_ids(field: str, ids: Iterable[int], vocab_size: int) -> None:
@@ -180,7 +188,8 @@ def sampling_params(
         raise errors.invalid(
             "min_tokens", f"Invalid value for 'min_tokens': {min_tokens} is more than the {max_tokens} tokens allowed."
         )
-    chosen: dict[str, Any] = {
+    chosen: dict[str, Any] = dict(recommended)
+    said = {
         "temperature": request.temperature,
         "top_p": request.top_p if request.top_p != 0 else 1e-9,
         "top_k": request.top_k if request.top_k != -1 else 0,
@@ -193,12 +202,15 @@ def sampling_params(
         "skip_special_tokens": request.skip_special_tokens,
         "seed": request.seed,
     }
+    for name, value in said.items():
+        if value is not None:
+            chosen[name] = value
     return SamplingParams(
         max_tokens=max_tokens,
         min_tokens=min_tokens,
-        logit_bias=logit_bias(request.logit_bias),
-        stop=stop_strings(request.stop),
+        logit_bias=logit_bias(request.logit_bias) if request.logit_bias else {},
+        stop=stop_strings(request.stop) if request.stop else (),
         stop_token_ids=tuple(request.stop_token_ids or ()),
         logprobs=logprobs,
-        **{**recommended, **{name: value for name, value in chosen.items() if value is not None}},
+        **chosen,
     )

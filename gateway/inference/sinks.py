@@ -57,12 +57,15 @@ class StreamSink:
         """`openings` is text that a choice begins with (an echoed prompt)."""
         self.outbox = outbox
         self._chunks = chunks
-        self._choices = choices
-        self._openings = openings
         self._logprobs = logprobs
         self._pace = pace
         self._request_id = request_id
         self._opened = False
+        # Made before there is anything to open, when nobody waits for it.
+        self._opening = b"".join(
+            chunks.first(index) + (chunks.text(index, text, None) if (text := openings.get(index)) else b"")
+            for index in range(choices)
+        )
         self._held: dict[int, list[bytes]] = {}
 
     def write(self, first: int, deltas: list[Delta], now: float) -> None:
@@ -70,10 +73,7 @@ class StreamSink:
         parts: list[bytes] = []
         if not self._opened:
             self._opened = True
-            for index in range(self._choices):
-                parts.append(self._chunks.first(index))
-                if opening := self._openings.get(index):
-                    parts.append(self._chunks.text(index, opening, None))
+            parts.append(self._opening)
         for delta in deltas:
             index = first + delta.index
             if delta.text or delta.logprobs:

@@ -49,7 +49,8 @@ class _Entry:
 
     def __init__(self, record: JournalRecord | None, future: asyncio.Future[None] | None) -> None:
         self.record = record
-        self.body = None if record is None else msgspec.Raw(encode(record))
+        self.body: msgspec.Raw | None = None
+        """The record as it is written, from when it is handed to the writer."""
         self.future = future
 
 
@@ -151,6 +152,8 @@ class Journal:
             self._linger_timer.cancel()
             self._linger_timer = None
         for entry in self._lingering:
+            if entry.record is not None:
+                entry.body = msgspec.Raw(encode(entry.record))
             self._queue.put(entry)
         self._lingering.clear()
 

@@ -153,7 +153,7 @@ class Meter:
         """
         cover = Cover.first(price, prompt_tokens, max_completion, n)
         hold = Hold(
-            seq=0,
+            seq=self._journal.next_seq,
             request_id=request_id,
             account_id=account_id,
             key_id=key_id,
@@ -197,7 +197,9 @@ class Meter:
             return None
         try:
             failpoints.hit("meter.open.reserved")
-            durable = journal.append(msgspec.structs.replace(hold, seq=seq))
+            if hold.seq != seq:  # others came first while the account's row was read
+                hold = msgspec.structs.replace(hold, seq=seq)
+            durable = journal.append(hold)
         except BaseException:  # whatever ends it: money that no record holds would be lost until a restart
             purse.lost(seq)
             raise

@@ -174,6 +174,33 @@ def test_the_head_of_a_stream_that_is_silent_goes_out_alone() -> None:
     run(app, step)
 
 
+def test_a_head_that_was_prepared_begins_the_response_or_another_does() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        turn: Turn = scope["state"]["turn"]
+        with pytest.raises(RuntimeError):
+            turn.begin_as_prepared()
+        turn.prepare(200, [(b"content-type", b"text/plain"), (b"content-length", b"1")])
+        assert not turn.begun
+        if scope["path"] == "/prepared":
+            turn.begin_as_prepared(b"x-late: 1")
+            with pytest.raises(RuntimeError):
+                turn.begin_as_prepared()
+            turn.end(b"x")
+        else:
+            turn.begin(503, [(b"content-length", b"2")])
+            turn.end(b"no")
+
+    async def step(client: Client) -> None:
+        await client.feed(b"GET /prepared HTTP/1.1\r\n\r\n")
+        await client.feed(b"GET /other HTTP/1.1\r\n\r\n")
+        begun, other = client.answers()
+        assert (begun.status, begun.body, begun.headers["x-late"]) == (200, b"x", "1")
+        assert (other.status, other.body) == (503, b"no") and "x-late" not in other.headers
+        assert "content-type" not in other.headers and other.complete and not client.transport.closed
+
+    run(app, step)
+
+
 def test_word_to_go_on_is_given_when_the_body_is_asked_for() -> None:
     async def step(client: Client) -> None:
         raw = post(b"{}", b"/", b"expect: 100-continue")
