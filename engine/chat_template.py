@@ -17,8 +17,10 @@ import jinja2.utils
 from jinja2.ext import Extension, loopcontrols
 from jinja2.nodes import CallBlock, Node
 from jinja2.parser import Parser
-from jinja2.runtime import Macro
+from jinja2.runtime import LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+_LOOP = frozenset({"first", "index", "index0", "last", "length", "revindex", "revindex0"})
 
 
 class TemplateError(Exception):
@@ -90,16 +92,28 @@ def _check_name(name: object) -> None:
         raise jinja2.exceptions.SecurityError(f"a template may not set {name!r} on a namespace")
 
 
+class _Environment(ImmutableSandboxedEnvironment):
+    """The sandbox, which need not be asked about what `loop` says of itself: that is numbers and truths."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """An attribute as a template may see it."""
+        if type(obj) is LoopContext and attribute in _LOOP:
+            return getattr(obj, attribute)
+        return super().getattr(obj, attribute)
+
+
 @lru_cache(maxsize=32)
 def _compile(source: str) -> jinja2.Template:
-    environment = ImmutableSandboxedEnvironment(
+    environment = _Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["namespace"] = _Namespace
     environment.globals["strftime_now"] = _strftime_now
-    return environment.from_string(source)
+    template = environment.from_string(source)
+    template.globals = dict(template.globals)  # jinja2's chain of dictionaries is walked key by key at each rendering
+    return template
 
 
 def _to_json(

@@ -104,12 +104,24 @@ def test_a_broken_template_is_one_kind_of_error(source: str) -> None:
         "{% set ns = namespace() %}{% set ns.__class__ = 1 %}",
         "{% include '/etc/passwd' %}",
         "{{ range(10 ** 9) | length }}",
+        "{% for m in messages %}{{ loop.__class__.__mro__ }}{% endfor %}",
+        "{% for m in messages %}{{ loop._iterable.append({}) }}{% endfor %}",
     ],
 )
 def test_the_sandbox_holds(source: str) -> None:
     with pytest.raises(TemplateError):
         ChatTemplate(source, {}).render(MESSAGES)
     assert MESSAGES[0]["role"] == "system" and len(MESSAGES) == 4
+
+
+def test_a_loop_says_where_it_is_and_a_rendering_leaves_nothing_behind() -> None:
+    source = (
+        "{% set kept = 'x' if kept is not defined else 'y' %}{{ kept }}"
+        "{% for m in messages %}{{ loop.index }}{{ loop.revindex0 }}{{ loop.length }}{{ loop.cycle('a', 'b') }}"
+        "{{ '!' if loop.first or loop.last }} {% endfor %}"
+    )
+    template = ChatTemplate(source, {})
+    assert [template.render(MESSAGES) for _ in range(2)] == ["x134a! 224b 314a 404b! "] * 2
 
 
 def test_a_template_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
