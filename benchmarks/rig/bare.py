@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
@@ -38,10 +39,11 @@ def framed(data: bytes) -> bytes:
 
 
 class Stream(asyncio.Protocol):
-    """One connection: each request is answered with so many chunks, the first at once, an interval between them."""
+    """One connection: each request is answered with so many chunks, the first after a time in which the whole server
+    sleeps, an interval between them."""
 
-    def __init__(self, tokens: int, interval_s: float) -> None:
-        self._tokens, self._interval_s = tokens, interval_s
+    def __init__(self, tokens: int, interval_s: float, first_s: float = 0.0) -> None:
+        self._tokens, self._interval_s, self._first_s = tokens, interval_s, first_s
         self._parser = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport | None = None
         self._sent = 0
@@ -61,6 +63,8 @@ class Stream(asyncio.Protocol):
         if method == b"GET":  # somebody asks whether it listens
             self._transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
             return
+        if self._first_s:
+            time.sleep(self._first_s)  # a timer of the loop would come up to a millisecond late
         self._sent = 1
         self._transport.write(HEAD + framed(TEXT))
         self._next()
@@ -83,20 +87,20 @@ class Stream(asyncio.Protocol):
         self._next()
 
 
-def start(folder: Path, tokens: int, interval_s: float) -> tuple[ServerProcess, Endpoint]:
+def start(folder: Path, tokens: int, interval_s: float, first_s: float = 0.0) -> tuple[ServerProcess, Endpoint]:
     """Start one that listens, with its log in the folder."""
     port = free_port()
-    argv = [sys.executable, "-m", "benchmarks.rig.bare", str(port), str(tokens), str(interval_s)]
+    argv = [sys.executable, "-m", "benchmarks.rig.bare", str(port), str(tokens), str(interval_s), str(first_s)]
     server = ServerProcess(argv, folder / "bare.log")
     endpoint = Endpoint("bare", "127.0.0.1", port, "bare", pid=server.pid)
     server.wait_ready(endpoint, "/", 30)
     return server, endpoint
 
 
-async def serve(port: int, tokens: int, interval_s: float) -> None:
+async def serve(port: int, tokens: int, interval_s: float, first_s: float) -> None:
     """Listen until the process ends."""
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Stream(tokens, interval_s), "127.0.0.1", port, backlog=2048)
+    server = await loop.create_server(lambda: Stream(tokens, interval_s, first_s), "127.0.0.1", port, backlog=2048)
     await server.serve_forever()
 
 
@@ -105,8 +109,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("port", type=int)
     parser.add_argument("tokens", type=int)
     parser.add_argument("interval_s", type=float)
+    parser.add_argument("first_s", type=float, nargs="?", default=0.0)
     options = parser.parse_args(argv)
-    uvloop.run(serve(options.port, options.tokens, options.interval_s))
+    uvloop.run(serve(options.port, options.tokens, options.interval_s, options.first_s))
     return 0
 
 

@@ -20,3 +20,10 @@ def test_every_stream_brings_its_chunks_and_ends_as_one_of_a_real_server(tmp_pat
         assert reply.text == [" word"] * 5 and reply.finish_reason == "length"
         assert reply.usage is not None and reply.usage.completion_tokens == 5
         assert reply.contents[-1] - reply.contents[0] >= 0.03
+
+
+def test_the_first_chunk_can_take_its_time(tmp_path: Path) -> None:
+    server, endpoint = bare.start(tmp_path, 2, 0, 0.05)
+    with server:
+        reply = asyncio.run(chat(endpoint, b"{}"))
+    assert reply.ok and reply.text == [" word"] * 2 and reply.ttft >= 0.05

@@ -25,7 +25,9 @@ def test_the_first_line_says_what_a_command_measures(name: str) -> None:
     assert 20 < len(first) < 120, f"{name}: {first!r}"
 
 
-@pytest.mark.parametrize("name", ["load", "serving", "decode", "overhead", "streams", "startup", "faults", "plot"])
+@pytest.mark.parametrize(
+    "name", ["load", "serving", "decode", "overhead", "gateways", "streams", "startup", "faults", "plot"]
+)
 def test_help_is_printed_as_a_module(name: str) -> None:
     argv = [sys.executable, "-m", f"benchmarks.{name}", "--help"]
     done = subprocess.run(argv, cwd=FOLDER.parent, capture_output=True, text=True, check=False)
