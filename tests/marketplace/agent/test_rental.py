@@ -28,6 +28,7 @@ from marketplace.catalog import service as catalog
 from marketplace.catalog.service import Variant
 from marketplace.instances.tables import instance
 from marketplace.ledger.money import NANO, round_half_up
+from marketplace.ledger.rental_tables import rental_meter
 from marketplace.ledger.rentals import HOUR_US
 from marketplace.networks import service as networks
 from marketplace.nodes.tables import node
@@ -133,7 +134,13 @@ class House:
 
     def billed(self, id: str) -> int:
         """What its ready time costs."""
-        return round_half_up(COST * (self.column(id, "stop_at") - self.column(id, "ready_at")), HOUR_US)
+        return round_half_up(COST * (self.cost_until(id) - self.column(id, "ready_at")), HOUR_US)
+
+    def cost_until(self, id: str) -> int:
+        """When it began to cost nothing more."""
+        with self.office.database.read() as unit:
+            wanted = select(rental_meter.c.stopped_at).where(rental_meter.c.resource_id == id)
+            return int(unit.select(wanted).scalar_one())
 
 
 async def until(look: Callable[[], Awaitable[Any]], true: Callable[[Any], Any], within_s: float = 150) -> Any:
@@ -214,6 +221,8 @@ def test_a_virtual_machine_and_a_container_are_rented_reached_and_billed(
             except AssertionError as error:
                 raise AssertionError((tmp_path / "agent.log").read_text()) from error
             assert min(house.billed(vm), house.billed(box)) > 0
+            assert house.cost_until(vm) == house.column(vm, "stop_at"), "its end was asked for"
+            assert house.cost_until(box) < house.column(box, "stop_at"), "its node saw that it had ended, and said so"
             assert house.spent() == house.billed(vm) + house.billed(box)
             assert house.rack.audit().clean
             assert "cannot be published" not in (tmp_path / "agent.log").read_text()
@@ -244,8 +253,8 @@ async def life_of_a_machine(house: House, image: str, renter: Any) -> str:
 
 
 async def life_of_a_container(house: House, image: str) -> str:
-    """One that cannot be pulled, three whose command cannot be run or ends at once, and one that serves and then ends by
-    itself; only that one costs anything."""
+    """One that cannot be pulled, three whose command cannot be run or ends at once, and one that serves and then ends
+    by itself; only that one costs anything."""
     refused = await house.rent({"Docker": {"image": image}})
     shown = await house.begun(refused)
     assert "check its name and credentials" in shown["failure"]["user_message"]
