@@ -270,9 +270,11 @@ class EngineClient:
 
     def on_frame(self, body: bytes) -> None:
         """Route one frame from the engine. Raises WireError."""
-        match decode_engine(body):
-            case Step(progress=progress):
-                self._tell(progress)
+        frame = decode_engine(body)
+        if type(frame) is Step:  # nearly all are
+            self._tell(frame.progress)
+            return
+        match frame:
             case Refused(request_id=request_id, code=code, message=message, retry_after_s=retry_after_s):
                 listener = self._listeners.pop(request_id, None)
                 if listener is not None:

@@ -84,7 +84,7 @@ class Detokenizer:
     ) -> None:
         """stop: strings that end the text; empty ones are ignored. include_stop: the text ends with the stop string
         instead of before it. skip_special: leave special tokens out of the text."""
-        stops = [entry for entry in stop if entry]
+        stops = [entry for entry in stop if entry] if stop else ()
         vocabulary = tokenizer.vocabulary
         self._bytes = vocabulary.plain_bytes if skip_special else vocabulary.all_bytes
         self._strip = vocabulary.strips_leading_space

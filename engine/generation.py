@@ -218,6 +218,9 @@ class _Answers:
 
     def read(self) -> list[Delta]:
         """Deltas of the answers that have something new."""
+        if len(self.answers) == 1:
+            only = self.answers[0].read()
+            return [] if only is None else [only]
         return [delta for answer in self.answers if (delta := answer.read()) is not None]
 
     async def wait(self) -> None:

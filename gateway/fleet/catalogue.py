@@ -94,8 +94,13 @@ class Model:
     @property
     def max_context(self) -> int:
         """Most tokens of prompt and answer together, 0 while the engine has not said so yet."""
+        return self.longest(self.dimensions)
+
+    def longest(self, dimensions: int) -> int:
+        """The same where it is known already that its vectors have so many dimensions, 0 for a model that generates."""
+        longest = self.server.max_context
         # An engine that embeds counts the step that gives the vector
-        return max(0, self.server.max_context - 1) if self.dimensions else self.server.max_context
+        return max(0, longest - 1) if dimensions else longest
 
     @property
     def dimensions(self) -> int:

@@ -40,10 +40,12 @@ class Outbox:
         turn = self._turn
         if turn is None or turn.full_since is not None:
             self._keep(data)
-        elif self._parts or not self.writes:
+        elif self._parts:
             self._keep(data)
             self._flush()
         else:
+            if not self.writes:
+                self._begin()
             turn.write(data)
             self.writes += 1
 

@@ -175,9 +175,10 @@ async def _admit(
     services: Services, exchange: Exchange, ask: Ask, model: Model, price: PriceVersion, key: KeyState
 ) -> Answer:
     """Tokenise, take places in the queue, hold money, ask the engine. Raises ApiError; then nothing is taken."""
-    if not model.connected:
+    client = model.client
+    if not client.connected or client.welcome is None:
         raise errors.unavailable(f"The engine that serves '{model.name}' is starting. Please retry shortly.")
-    dimensions = model.dimensions
+    dimensions = client.welcome.dimensions
     ask.check(dimensions)
     check_vocabulary(ask.request, model.tokenizer.vocab_size)
     if ask.text_size > services.limits.inline_chars:
@@ -185,7 +186,7 @@ async def _admit(
         prompts = await loop.run_in_executor(services.threads, ask.encode, model.tokenizer)
     else:
         prompts = ask.encode(model.tokenizer)
-    max_context = model.max_context
+    max_context = model.longest(dimensions)
     params = [ask.params(len(prompt), max_context, model.recommended) for prompt in prompts]
     n = ask.request.n or 1
     tabs: list[Tab] = []
