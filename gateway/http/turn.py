@@ -63,6 +63,9 @@ class _Shape(NamedTuple):
     """Of the body; negative where nobody said."""
 
 
+_UNPREPARED = _Shape(b"")
+
+
 class Turn:
     """Belongs to its event loop. Writing out of order is a RuntimeError; to a client that has left, nothing at all."""
 
@@ -95,7 +98,7 @@ class Turn:
         self._reader: asyncio.Event | None = None
         """What who reads waits for, once somebody has to."""
         self._room: asyncio.Future[None] | None = None
-        self._prepared = _Shape(b"")
+        self._prepared = _UNPREPARED
         self._head: bytes | None = None
         self._chunked = self._mute = False
         self._left = 0
