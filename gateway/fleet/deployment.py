@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Collection
 
 import msgspec
@@ -12,6 +13,8 @@ from engine.generation import EngineError, GenerateRequest
 from gateway.fleet.budget import Holding, Rest
 from gateway.fleet.pool import Pool, Seat
 from gateway.fleet.replicas import StartError, State
+
+log = logging.getLogger(__name__)
 
 
 class Needs(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +70,9 @@ class Visit:
 class Deployment:
     """The engines of one model. Belongs to one event loop.
 
-    Its moves (load, sleep, wake, unload) are made one at a time by the fleet; requests only ask whether it is awake.
+    Its moves (load, sleep, wake, unload) are made by the fleet, one at a time; requests only ask whether it is awake.
+    One it makes by itself: an engine that goes while it sleeps would come back awake, in memory that nobody counts; so
+    the model is unloaded, and loaded when somebody asks for it.
     """
 
     def __init__(
@@ -104,6 +109,10 @@ class Deployment:
         self._idle = asyncio.Event()
         self._idle.set()
         self._changed: list[Callable[[], None]] = []
+        self._settled = asyncio.Event()
+        self._settled.set()
+        self._falling: asyncio.Task[None] | None = None
+        pool.on_state(self._look_after)
 
     # -- what requests ask ------------------------------------------------------------------------------
 
@@ -182,6 +191,11 @@ class Deployment:
             self._used_at,
         )
 
+    async def settled(self) -> None:
+        """Wait until it is not on the move; another move may begin in the next moment."""
+        while self.moving:
+            await self._settled.wait()
+
     def launch(self) -> None:
         """Start its engines, and count as awake: `ready` says when they answer."""
         self.rest = Rest.AWAKE
@@ -202,20 +216,26 @@ class Deployment:
 
     async def sleep(self, drain_s: float) -> bool:
         """Let requests end and have the engines give back what they can; False where they do not end within drain_s.
-        Raises EngineError when an engine does not."""
+        One that does not answer is ended, and the others with it. Raises EngineError when an engine does not sleep."""
         if self.rest is not Rest.AWAKE:
             return True
         async with _Move(self, "leaving"):
             if not await self._quiet(drain_s):
                 return False
-            await self._each(asleep=True)
-            self.rest = Rest.ASLEEP
+            await self._lie_down()
             return True
 
     async def rise(self) -> None:
-        """Have sleeping engines take their memory again. Raises EngineError."""
+        """Have sleeping engines take their memory again. Raises EngineError; then none has it."""
         async with _Move(self, "waking"):
-            await self._each(asleep=False)
+            try:
+                await self._each(asleep=False)
+            except EngineError:
+                try:
+                    await self._lie_down()
+                except EngineError:
+                    await self._end()
+                raise
             self.rest = Rest.AWAKE
 
     async def unload(self, drain_s: float) -> bool:
@@ -225,9 +245,14 @@ class Deployment:
         async with _Move(self, "leaving"):
             if not await self._quiet(drain_s):
                 return False
-            await self.pool.stop(0)
-            self.rest = Rest.AWAY
+            await self._end()
             return True
+
+    async def stop(self, drain_s: float | None = None) -> None:
+        """End everything, for good."""
+        if self._falling is not None:
+            await asyncio.wait({self._falling})
+        await self.pool.stop(drain_s)
 
     async def _quiet(self, limit_s: float) -> bool:
         """Wait until nobody uses it."""
@@ -239,11 +264,39 @@ class Deployment:
         return True
 
     async def _each(self, *, asleep: bool) -> None:
-        """Have every engine that answers sleep or wake. One that is away comes back awake, which harms nobody."""
+        """Have every engine that answers sleep or wake. Raises EngineError where none answers or one does not."""
         clients = [replica.client for replica in self.pool.replicas if replica.client.connected]
-        if not clients and self.pool.state is not State.STARTING:
+        if not clients:
             raise EngineError("engine_down", self.pool.last_error or "the engine is not running")
         await asyncio.gather(*(client.rest(asleep=asleep) for client in clients))
+
+    async def _lie_down(self) -> None:
+        """Have every engine sleep; where one does not answer, end them all. Raises EngineError."""
+        if self._complete:
+            await self._each(asleep=True)
+        if self._complete:
+            self.rest = Rest.ASLEEP
+        else:
+            await self._end()
+
+    async def _end(self) -> None:
+        await self.pool.stop(0)
+        self.rest = Rest.AWAY
+
+    @property
+    def _complete(self) -> bool:
+        """Every engine answers."""
+        return all(replica.client.connected for replica in self.pool.replicas)
+
+    def _look_after(self, pool: Pool) -> None:
+        """An engine has changed its state. While the model moves, the move sees to it."""
+        if self.rest is Rest.ASLEEP and not self.moving and any(one.state is State.DOWN for one in pool.replicas):
+            log.warning("%s: an engine has gone while it slept; it is unloaded", self.name)
+            self._falling = asyncio.create_task(self._fall(_Move(self, "leaving")), name=f"unload {self.name}")
+
+    async def _fall(self, move: _Move) -> None:
+        async with move:
+            await self._end()
 
     def _tell(self) -> None:
         for callback in self._changed:
@@ -251,20 +304,23 @@ class Deployment:
 
 
 class _Move:
-    """A deployment on the move: no request begins, and whoever waits for its end is told."""
+    """A deployment on the move, from now on: no request begins, and whoever waits for its end is told."""
 
     def __init__(self, deployment: Deployment, moving: str) -> None:
+        assert not deployment.moving, f"{deployment.name} is {deployment.moving}"
         self._deployment = deployment
         self._moving = moving
+        deployment.moving = moving
+        deployment._settled.clear()
+        self._began = deployment._clock()
 
     async def __aenter__(self) -> None:
-        deployment = self._deployment
-        deployment.moving = self._moving
-        self._began = deployment._clock()
+        """It has begun."""
 
     async def __aexit__(self, *_: object) -> None:
         deployment = self._deployment
         deployment.moving = ""
+        deployment._settled.set()
         deployment._used_at = deployment._clock()
         if self._moving != "leaving":
             deployment.woke_in_s = deployment._used_at - self._began

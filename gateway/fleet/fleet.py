@@ -1,8 +1,11 @@
 """All models of one service under one budget of memory: who is loaded, who sleeps, who makes room for whom.
 
-A request for a model that is not awake wakes it and waits, for a bounded time. Moves are made one at a time, and only
-with models that nobody uses: a model finishes its requests before it sleeps or goes, and requests that come meanwhile
-wait for it to come back. So no request is dropped by a move.
+A request for a model that is not awake wakes it and waits, for a bounded time. Memory is taken by one model at a time,
+and made room for only by models that nobody uses: a model finishes its requests before it sleeps or goes, and requests
+that come meanwhile wait for it to come back. So no request is dropped by a move.
+
+Who only gives memory back, on an admin's word, needs no turn: what was decided meanwhile counts it as taken. So others
+move while it finishes its requests, and who needs its memory is told when it is free.
 """
 
 from __future__ import annotations
@@ -41,6 +44,7 @@ class Fleet:
         self._wake_s = wake_s
         self._drain_s = drain_s
         self._moves = asyncio.Lock()
+        """Held by who takes memory, or decides who makes room; never while waiting for a model that is on the move."""
         self._waking: dict[str, asyncio.Task[None]] = {}
         self._cramped: set[str] = set()
         """Models that wait for others not to be in use any more."""
@@ -71,7 +75,7 @@ class Fleet:
         for task in self._waking.values():
             task.cancel()
         await asyncio.gather(*self._waking.values(), return_exceptions=True)
-        await asyncio.gather(*(deployment.pool.stop(drain_s) for deployment in self))
+        await asyncio.gather(*(deployment.stop(drain_s) for deployment in self))
 
     # -- moves that are asked for -----------------------------------------------------------------------
 
@@ -82,15 +86,15 @@ class Fleet:
 
     async def sleep(self, deployment: Deployment) -> None:
         """Put a model to sleep once its requests have ended. Raises BusyError, EngineError."""
-        async with self._moves:
-            if not await deployment.sleep(self._drain_s):
-                raise BusyError(f"{deployment.name} still answers {deployment.visits} requests")
+        await deployment.settled()
+        if not await deployment.sleep(self._drain_s):
+            raise BusyError(f"{deployment.name} still answers {deployment.visits} requests")
 
     async def unload(self, deployment: Deployment) -> None:
         """End a model's engines once its requests have ended. Raises BusyError."""
-        async with self._moves:
-            if not await deployment.unload(self._drain_s):
-                raise BusyError(f"{deployment.name} still answers {deployment.visits} requests")
+        await deployment.settled()
+        if not await deployment.unload(self._drain_s):
+            raise BusyError(f"{deployment.name} still answers {deployment.visits} requests")
 
     # -- waking -----------------------------------------------------------------------------------------
 
@@ -121,15 +125,16 @@ class Fleet:
                 self._cramped.discard(deployment.name)
                 if deployment.awake:
                     return
-                steps = room_for(deployment.name, [d.holding for d in self], self.budget)
-                if steps is not None:
-                    await self._make_room(steps)
-                    if deployment.rest is Rest.ASLEEP:
-                        await deployment.rise()
-                    else:
-                        await deployment.load()
-                    return
-            self._cramped.add(deployment.name)
+                if not deployment.moving:
+                    steps = room_for(deployment.name, [d.holding for d in self], self.budget)
+                    if steps is None:
+                        self._cramped.add(deployment.name)
+                    elif await self._make_room(steps) and not deployment.moving:
+                        if deployment.rest is Rest.ASLEEP:
+                            await deployment.rise()
+                        else:
+                            await deployment.load()
+                        return
             try:
                 async with asyncio.timeout_at(until):
                     await self._news.wait()
@@ -143,15 +148,19 @@ class Fleet:
             message = f"The model '{deployment.name}' is not awake yet. Please retry shortly."
         return NotNowError(message, RETRY_S)
 
-    async def _make_room(self, steps: Iterable[Step]) -> None:
+    async def _make_room(self, steps: Iterable[Step]) -> bool:
+        """False where one of them has begun to move since that was decided: it says when that is over."""
         for name, act in steps:
             other = self._deployments[name]
+            if other.moving:
+                return False
             log.warning("%s: %s, another model needs the memory", name, act)
             # Nobody uses it, and between the decision and here nothing was awaited but moves like this one: a request
             # that came meanwhile is waited for.
             moved = await (other.sleep(self._drain_s) if act == "sleep" else other.unload(self._drain_s))
             if not moved:
                 raise NotNowError(f"The memory is in use by '{name}'. Please retry later.", RETRY_S)
+        return True
 
     # -- idle models ------------------------------------------------------------------------------------
 
