@@ -17,13 +17,13 @@ def held(storage_driver: str, folder: Path, mounts: Path = Path("/proc/self/moun
     found: tuple[int, bool] = (-1, False)
     for line in mounts.read_text("utf-8", "replace").splitlines():
         before, _, after = line.partition(" - ")
-        point, kind, *rest = Path(_plain(before.split()[4])), *after.split()
+        point, kind, *rest = Path(plain(before.split()[4])), *after.split()
         if folder.is_relative_to(point) and len(point.parts) >= found[0]:
             options = rest[-1].split(",") if rest else []
             found = len(point.parts), kind == "xfs" and not _COUNTS.isdisjoint(options)
     return found[1]
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """A path of the kernel's list, in which a few characters are written by their number."""
     return text.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import os
 import resource
 import shutil
 import signal
-import socket
-import struct
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from marketplace.agent.drivers.base import DriverError
+from marketplace.agent.drivers.podman_runtime import SOCKET, end_former, hold, runtime_folder, sweep, tidy
 
 _START_S = 20.0
 _LOOK_S = 0.05
@@ -26,20 +23,27 @@ class PodmanService:
 
     def __init__(self, folder: Path, *, insecure: Sequence[str] = ()) -> None:
         """`insecure` are registries without TLS."""
-        self.socket = runtime_folder(folder) / "podman.sock"
+        self.socket = runtime_folder(folder) / SOCKET
         self._folder = folder
         self._insecure = insecure
         self._process: asyncio.subprocess.Process | None = None
+        self._held: int | None = None
+        self._starting = asyncio.Lock()
 
     async def start(self) -> None:
-        """Start it, unless it runs. Raises DriverError."""
-        if self._process is not None and self._process.returncode is None:
-            return
+        """Start it, unless it runs; at first remove what agents left that were killed. Raises DriverError."""
+        async with self._starting:
+            if self._process is None or self._process.returncode is not None:
+                await self._start()
+
+    async def _start(self) -> None:
         if shutil.which("podman") is None:
             raise DriverError("PlatformError", "podman: not found; install it")
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder, short = self._folder.resolve(), self.socket.parent
-        short.mkdir(exist_ok=True, mode=0o700)
+        if self._held is None:
+            self._held = await hold(short, folder)
+            await asyncio.to_thread(sweep, short)
         end_former(self.socket)
         self.socket.unlink(missing_ok=True)
         (folder / "containers.conf").write_text(containers_conf(_file_limit()))
@@ -66,13 +70,19 @@ class PodmanService:
         await self._listening()
 
     async def stop(self) -> None:
-        """Stop the service. Containers keep running."""
+        """Stop the service. Containers keep running, and what they need stays; where there are none, nothing does."""
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGTERM)
             await self._process.wait()
         self._process = None
         self.socket.unlink(missing_ok=True)
+        if self._held is not None:
+            try:
+                await asyncio.to_thread(tidy, self.socket.parent, self._folder.resolve())
+            finally:
+                os.close(self._held)
+                self._held = None
 
     async def _listening(self) -> None:
         loop = asyncio.get_running_loop()
@@ -83,27 +93,6 @@ class PodmanService:
                 tail = (self._folder / "podman.log").read_text("utf-8", "replace")[-2000:]
                 raise DriverError("PlatformError", "podman's service does not start.", tail)
             await asyncio.sleep(_LOOK_S)
-
-
-def end_former(path: Path) -> None:
-    """Kill who listens there: the service of an agent that was killed, which would stay for ever. One that is asked to
-    end takes the socket of its successor with it."""
-    with socket.socket(socket.AF_UNIX) as former:
-        try:
-            former.connect(str(path))
-        except OSError:
-            return
-        found = former.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    pid: int = struct.unpack("3i", found)[0]
-    with contextlib.suppress(OSError):  # it has just ended by itself
-        if os.fsencode(path) in Path(f"/proc/{pid}/cmdline").read_bytes():
-            os.kill(pid, signal.SIGKILL)
-
-
-def runtime_folder(folder: Path) -> Path:
-    """Where podman keeps what does not outlive the machine's start: it takes no path of more than 50 characters."""
-    named = "headrace-" + hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
-    return Path("/run" if os.access("/run", os.W_OK) else tempfile.gettempdir()) / named
 
 
 def containers_conf(file_limit: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
+import os
 import signal
 import subprocess
 import sys
@@ -19,10 +19,11 @@ from starlette.routing import Router
 
 from marketplace.agent.disk_watch import DiskWatch
 from marketplace.agent.disks import RetainedDisks
-from marketplace.agent.drivers import podman
+from marketplace.agent.drivers import podman, podman_runtime
 from marketplace.agent.drivers.base import DriverError
 from marketplace.agent.drivers.podman import PodmanDriver
-from marketplace.agent.drivers.podman_service import containers_conf, end_former, registries_conf, runtime_folder
+from marketplace.agent.drivers.podman_runtime import end_former, runtime_folder
+from marketplace.agent.drivers.podman_service import containers_conf, registries_conf
 from marketplace.agent.keeper import Keeper
 from marketplace.agent.records import Record, Records
 from marketplace.agent.serving import served, tcp_listener
@@ -44,12 +45,7 @@ async def engine(folder: Path, registry: Any) -> AsyncIterator[tuple[PodmanDrive
             for one in await driver.listing():
                 await driver.destroy(one.id)
             await driver.close()
-            await asyncio.to_thread(clean, folder)
-
-
-def clean(folder: Path) -> None:
-    subprocess.run(["umount", folder / "storage/overlay"], check=False, capture_output=True)
-    shutil.rmtree(runtime_folder(folder), ignore_errors=True)
+            assert not runtime_folder(folder).exists(), "nobody needs it any more"
 
 
 async def heard(driver: PodmanDriver, id: str, word: bytes) -> None:
@@ -143,6 +139,40 @@ def test_a_container_lives_within_its_limits_and_failures_are_explained(
             assert "There is no image localhost/mine:1" in local.message
 
     asyncio.run(run())
+
+
+@pytest.mark.slow
+def test_a_container_lives_on_without_its_agent_and_nothing_is_left_after_both(registry: Any, tmp_path: Path) -> None:
+    folder, beside = tmp_path / "one", tmp_path / "two"
+    runtime = runtime_folder(folder)
+
+    async def run() -> None:
+        async with engine(folder, registry) as (driver, image):
+            sleeps = ContainerSpec(name="a", image=image, command=["/bin/sh", "-c", "sleep 600"])
+            await driver.create("a", sleeps, folder, lambda phase: None)
+            await driver.close()
+            async with engine(beside, registry) as (other, _):
+                assert (await other.probe()).container, "another agent begins on this machine, and leaves it alone"
+            assert (await driver.listing())[0].power == "Running"
+            service = driver._service
+            assert service is not None and service._process is not None and service._held is not None
+            process = service._process
+            os.close(service._held)  # killed: its service goes on, and nobody holds its folder
+            service._held = None
+            async with engine(beside, registry) as (other, _):
+                assert (await other.probe()).container
+                assert (await driver.listing())[0].power == "Running", "what has a container is left alone"
+                await driver.destroy("a")
+            async with engine(beside, registry) as (other, _):
+                assert (await other.probe()).container
+                async with asyncio.timeout(30):
+                    assert await process.wait() == -signal.SIGKILL
+                assert not runtime.exists()
+            assert not podman_runtime._mounted(folder, beside, runtime, runtime_folder(beside))
+            assert not runtime_folder(beside).exists()
+
+    asyncio.run(run())
+    assert not podman_runtime._mounted(folder, runtime) and not runtime.exists()
 
 
 @pytest.mark.slow

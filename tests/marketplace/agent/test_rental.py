@@ -22,7 +22,7 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Route, Router
 
 from marketplace.accounts import service as accounts
-from marketplace.agent.drivers.podman_service import runtime_folder
+from marketplace.agent.drivers.podman_runtime import runtime_folder
 from marketplace.agent.serving import served, tcp_listener
 from marketplace.catalog import service as catalog
 from marketplace.catalog.service import Variant
@@ -158,6 +158,7 @@ async def agent(house: House, url: str, data: Path, driver: str) -> AsyncIterato
     words = [sys.executable, "-m", "gateway.cli", "node", "--server", url, "--data", str(data), "--driver", driver]
     words += ["--insecure-registry", url.removeprefix("http://")]
     words += ["--accelerator", "tcg", "--run-as", "nobody", "--private-images", "--address", "127.0.0.1"]
+    idle = False
     with (data.parent / "agent.log").open("wb") as log:
         environment = {**os.environ, "HEADRACE_NODE_KEY": house.rack.key}
         process = await asyncio.to_thread(subprocess.Popen, words, cwd=ROOT, env=environment, stdout=log, stderr=log)
@@ -172,9 +173,11 @@ async def agent(house: House, url: str, data: Path, driver: str) -> AsyncIterato
             with house.office.database.write() as unit:
                 unit.execute(node.update().values(instance_type="h200"))
             yield process
+            idle = True
         finally:
             process.send_signal(signal.SIGTERM)
             assert await asyncio.to_thread(process.wait, 60) == 0, (data.parent / "agent.log").read_text()
+            assert not idle or not runtime_folder(data / "containers").exists(), "nobody needs it any more"
             await asyncio.to_thread(end_machines, data)
 
 
@@ -184,7 +187,7 @@ def end_machines(data: Path) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(int(pidfile.read_text()), signal.SIGKILL)
     storage, run = data / "containers/storage", runtime_folder(data / "containers")
-    if storage.exists():
+    if run.exists():
         podman = ["podman", "--root", storage, "--runroot", run]
         subprocess.run([*podman, "rm", "--all", "--force", "--time", "0"], check=True, capture_output=True)
         subprocess.run(["umount", storage / "overlay"], check=False, capture_output=True)
