@@ -2,7 +2,8 @@
 
 The engine and the mock need the same time for a first token and nothing for the rest. Headrace knows keys, limits and
 money and settles every request; nginx passes bytes on; the others are set up with as little as they take: no database,
-no budgets. One client asks in turn through each and at the source; the differences are taken pair by pair.
+no budgets. One gateway at a time stands beside ours: one client asks in turn through both and at both sources, and the
+differences are taken pair by pair.
 """
 
 from __future__ import annotations
@@ -60,14 +61,15 @@ async def alternate(
     return times
 
 
-def rows(times: Mapping[str, Times]) -> list[results.Row]:
-    """Return what each adds to its source, in milliseconds."""
+def rows(beside: str, times: Mapping[str, Times]) -> list[results.Row]:
+    """Return what both add to their sources, in milliseconds."""
 
     def added(name: str) -> results.Row:
         source = times[ENGINE if name == LABEL else MOCK]
         first = [1000 * (a - b) for a, b in zip(times[name].first, source.first, strict=True)]
         whole = [1000 * (a - b) for a, b in zip(times[name].whole, source.whole, strict=True)]
         return {
+            "beside": beside,
             "gateway": name,
             "requests": len(first),
             "added to ttft p50 ms": results.percentile(first, 0.5),
@@ -100,16 +102,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         running.enter_context(server)
         mocking, mock = bare.start(folder, options.tokens, 0, options.first_token_ms / 1000)
         running.enter_context(mocking)
-        proxies: dict[str, Proxy] = {}
+        table: list[results.Row] = []
         for name in options.only:
             if shutil.which(name) or (options.peers is not None and (options.peers / name).is_dir()):
-                proxies[name] = PROXIES[name](options.peers or folder, folder, mock)
-                running.enter_context(proxies[name].server)
-        wait_until_quiet(options.quiet)
-        times = uvloop.run(alternate(house, endpoint, mock, proxies, options))
-    table = rows(times)
-    ours = table[0]
-    met = float(str(ours["added to ttft p50 ms"])) <= TARGET_P50_MS and float(str(ours["p99"])) <= TARGET_P99_MS
+                proxy = PROXIES[name](options.peers or folder, folder, mock)
+                with proxy.server:
+                    wait_until_quiet(options.quiet)
+                    table += rows(name, uvloop.run(alternate(house, endpoint, mock, {name: proxy}, options)))
+    ours = [row for row in table if row["gateway"] == LABEL]
+    met = bool(ours) and all(
+        float(str(row["added to ttft p50 ms"])) <= TARGET_P50_MS and float(str(row["p99"])) <= TARGET_P99_MS
+        for row in ours
+    )
     targets = {"ttft p50": TARGET_P50_MS, "ttft p99": TARGET_P99_MS, "met": met}
     results.report("gateways", table, {"rows": table, "targets_ms": targets})
     return 0 if met else 1
