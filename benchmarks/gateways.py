@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -30,6 +31,7 @@ from engine.tokenizer import Tokenizer
 from engine.weights.sources import default_cache_dir, resolve
 
 ENGINE, MOCK = "engine", "mock"
+_ids = itertools.count()
 
 
 async def alternate(
@@ -48,7 +50,9 @@ async def alternate(
     for number in range(-options.warm_up, options.requests):
         if number == 0:
             times.clear()
-        await straight(client, tokenizer, f"straight-{number}", text, options.tokens, times.setdefault(ENGINE, Times()))
+        await straight(
+            client, tokenizer, f"straight-{next(_ids)}", text, options.tokens, times.setdefault(ENGINE, Times())
+        )
         for index, (name, at, connection) in enumerate(open_):
             if not connection.usable:  # some close theirs after so many requests
                 connection = await Connection.open(at.host, at.port)
