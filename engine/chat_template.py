@@ -104,9 +104,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 @lru_cache(maxsize=32)
 def _compile(source: str) -> jinja2.Template:
-    environment = _Environment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-    )
+    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["namespace"] = _Namespace
