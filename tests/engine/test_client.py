@@ -118,14 +118,14 @@ def test_a_repeated_submit_moves_the_output_to_the_new_connection(kind: str, tmp
 @both
 def test_refusals_name_their_code(kind: str, tmp_path: Path) -> None:
     async def scene() -> None:
-        async with engine(kind, tmp_path, max_context=8, max_running=1, max_queued=0, tokens=1_000_000) as it:
+        async with engine(kind, tmp_path, max_context=4000, max_running=1, max_queued=0, tokens=1_000_000) as it:
             generation = it.client.generate(
-                GenerateRequest(request_id="long", prompt_ids=[1] * 9, params=SamplingParams())
+                GenerateRequest(request_id="long", prompt_ids=[1] * 4001, params=SamplingParams())
             )
-            with pytest.raises(EngineError, match="9 tokens are over the context of 8") as caught:
+            with pytest.raises(EngineError, match="4001 tokens are over the context of 4000") as caught:
                 await generation.next()
             assert caught.value.code == "too_long"
-            pair = it.generate("pair", n=2, max_tokens=5)
+            pair = it.generate("pair", n=2, max_tokens=3900)  # the first still runs when the second comes
             with pytest.raises(EngineError) as full:
                 await everything(pair)
             assert full.value.code == "queue_full"

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,14 +24,14 @@ _LISTS = "storage/overlay-containers/containers.json"
 
 
 @pytest.fixture
-def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where runtime folders are."""
-    folder = tmp_path / "run"
-    folder.mkdir()
+def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where runtime folders are: not below pytest's, whose paths are too long for a socket."""
+    folder = Path(tempfile.mkdtemp(prefix="hr-"))
     monkeypatch.setattr(podman_runtime, "_base", lambda: folder)
     monkeypatch.setattr(podman_runtime, "_LEAVE_S", 0)
     monkeypatch.setattr(podman_runtime, "_HOLD_S", 0)
-    return folder
+    yield folder
+    shutil.rmtree(folder)
 
 
 def left(folder: Path, containers: str | None = None) -> Path:
